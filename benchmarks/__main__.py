@@ -18,7 +18,7 @@ from benchmarks.cases import (
     quantised,
     ragged,
     real,
-    router,
+    routing_cost,
     speculation,
     startup,
     storm,
@@ -49,7 +49,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "agents": agents.measure,
     "storm": storm.measure,
     "structure": structure.measure,
-    "router": router.measure,
+    "router": routing_cost.measure,
 }
 
 

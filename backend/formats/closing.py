@@ -14,8 +14,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backend.formats.dialects import Literals, Reading, Tags
-from backend.formats.template import ARGUMENTS, KEY, VALUE, Characters, Template, split_at, text_of
+from backend.formats.dialects import (
+    ARGUMENTS,
+    KEY,
+    VALUE,
+    Characters,
+    Literals,
+    Reading,
+    Tags,
+    Template,
+    split_at,
+    text_of,
+)
 
 ATTRIBUTE_BEGIN = '="'
 

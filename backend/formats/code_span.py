@@ -18,15 +18,19 @@ class CodeTracker:
     as long; inline code is closed by the same number of backticks. The end of the line closes it
     too, and then it was not code. After a blank line, an indent of four spaces begins code, and
     one of two belongs to an item of a list. A line that begins with `>` is quoted.
+
+    Attributes:
+        fences_begun: Number of fenced blocks begun so far; tells the open one from earlier ones.
+        has_prose: Whether there was any text outside fenced blocks.
     """
 
     def __init__(self) -> None:
         self._fence = ""
-        self._fences_begun = 0
+        self.fences_begun = 0
         self._inline = 0
         self._run = ""
         self._indent: int | None = 0
-        self._has_prose = False
+        self.has_prose = False
         self._is_in_list = False
         self._is_after_blank = False
         self._is_set_off = False
@@ -38,11 +42,6 @@ class CodeTracker:
         return bool(self._fence)
 
     @property
-    def fences_begun(self) -> int:
-        """Number of fenced blocks begun so far; tells the open one from earlier ones."""
-        return self._fences_begun
-
-    @property
     def is_open(self) -> bool:
         """Whether any code, or a quoted line, is open."""
         return bool(self._fence or self._inline or self._is_set_off or self._is_indented)
@@ -52,12 +51,7 @@ class CodeTracker:
         """Whether only spaces have followed the latest line break, after `settle`."""
         return self._indent is not None
 
-    @property
-    def has_prose(self) -> bool:
-        """Whether there was any text outside fenced blocks."""
-        return self._has_prose
-
-    def feed(self, text: str) -> None:
+    def follow(self, text: str) -> None:
         """Read more text."""
         for match in _PIECE.finditer(text):
             piece = match[0]
@@ -82,15 +76,15 @@ class CodeTracker:
                 self._fence = ""
         elif begins_line and len(run) >= _MIN_FENCE:
             self._fence = run
-            self._fences_begun += 1
+            self.fences_begun += 1
         elif run[0] == "`":
             self._inline = 0 if self._inline == len(run) else self._inline or len(run)
-            self._has_prose = True
+            self.has_prose = True
 
     @property
     def _is_indented(self) -> bool:
         """Whether the indent of the line so far, which has no text yet, makes it code."""
-        if self._fence or self._indent is None or not (self._has_prose and self._is_after_blank):
+        if self._fence or self._indent is None or not (self.has_prose and self._is_after_blank):
             return False
         return self._indent >= (_MIN_INDENT_IN_LIST if self._is_in_list else _MAX_INDENT + 1)
 
@@ -122,4 +116,4 @@ class CodeTracker:
                 self._head = "" if self._fence else text[:_MAX_ITEM_CHARS]
         elif 0 < len(self._head) < _MAX_ITEM_CHARS:
             self._head = (self._head + text)[:_MAX_ITEM_CHARS]
-        self._has_prose |= not self._fence and not words.isspace()
+        self.has_prose |= not self._fence and not words.isspace()

@@ -5,10 +5,61 @@ nothing more.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum, auto
 from typing import TypeAlias
 
-from backend.formats.template import ARGUMENTS, QUOTED_NAME, Template
+
+class Slot(Enum):
+    """An open part of a call; `TYPE` is that of the value, as the dialect spells it."""
+
+    NAME = auto()
+    QUOTED_NAME = auto()
+    ARGUMENTS = auto()
+    KEY = auto()
+    VALUE = auto()
+    TYPE = auto()
+    INDEX = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """A part that may be missing."""
+
+    template: "Template"
+
+
+@dataclass(frozen=True, slots=True)
+class Characters:
+    """Text that matches a regular expression, in syntax common to Python and llguidance."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Id:
+    """The id of the call."""
+
+    template: "Template"
+
+
+Part: TypeAlias = str | Slot | Maybe | Characters | Id
+Template: TypeAlias = tuple[Part, ...]
+
+NAME, QUOTED_NAME, ARGUMENTS = Slot.NAME, Slot.QUOTED_NAME, Slot.ARGUMENTS
+KEY, VALUE, TYPE, INDEX = Slot.KEY, Slot.VALUE, Slot.TYPE, Slot.INDEX
+MAYBE_LINE, MAYBE_SPACE = Maybe(("\n",)), Maybe((" ",))
+
+
+def split_at(template: Template, slot: Slot) -> tuple[Template, Template]:
+    """Return the parts before and after a slot."""
+    place = template.index(slot)
+    return template[:place], template[place + 1 :]
+
+
+def text_of(template: Template) -> str:
+    """Return the fixed text of a template, without open and optional parts."""
+    return "".join(part for part in template if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,7 +219,7 @@ class Messages:
 Dialect: TypeAlias = Objects | NamedJson | Tags | Literals | Markup | Messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """A dialect for reading calls, and its conditions.
 
@@ -179,6 +230,7 @@ class Reading:
     """
 
     dialect: Dialect
+    _: KW_ONLY
     openers: tuple[str, ...] = ()
     begins: tuple[str, ...] = ()
     end: str = ""

@@ -1,15 +1,143 @@
-"""The formats of thoughts and of tool calls."""
+"""The formats of thoughts and of tool calls, their evidence, and how a grammar writes them."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
-from backend.formats.dialects import Reading
-from backend.formats.evidence import Clue, FormatEvidence
-from backend.formats.grammar import CallGrammar
+from backend.formats.dialects import Dialect, Messages, Reading, Template
 
 _SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>")
+
+
+# Appended to the name of a format to override all evidence.
+FORCED = "!"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEvidence:
+    """Evidence of a model's format.
+
+    Attributes:
+        vocabulary: All tokens, including added ones.
+        written_call: The template's rendering of `EXAMPLE_CALL`; empty if unknown.
+        is_told_here: Whether it is this backend that tells the model how to call.
+        tool_parser: A name to use if the other evidence is inconclusive; with `FORCED` appended, it
+            overrides the evidence.
+        reasoning_parser: A name that overrides the evidence.
+    """
+
+    vocabulary: Collection[str]
+    chat_template: str
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    written_call: str = ""
+    is_told_here: bool = False
+
+    def has(self, marker: str) -> bool:
+        """Tell whether a marker is in the template, or is a token."""
+        return marker in self.chat_template or marker in self.vocabulary
+
+    def find(self, marker: re.Pattern[str]) -> str:
+        """Return the group of a marker in the template or in a token; empty if there is none."""
+        if found := marker.search(self.chat_template):
+            return found[1]
+        tokens = (marker.fullmatch(token) for token in self.vocabulary)
+        return next((found[1] for found in tokens if found), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clue:
+    """Texts that must be present or absent: in the template, as tokens, or as either."""
+
+    template: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    anywhere: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    def fits(self, evidence: FormatEvidence) -> bool:
+        """Tell whether the evidence matches completely."""
+        template, vocabulary = evidence.chat_template, evidence.vocabulary
+        return (
+            all(text in template for text in self.template)
+            and all(token in vocabulary for token in self.vocabulary)
+            and all(text in template or text in vocabulary for text in self.anywhere)
+            and not any(text in template for text in self.absent)
+        )
+
+
+def in_template(*texts: str) -> Clue:
+    """Return the clue that the template contains these texts."""
+    return Clue(template=texts)
+
+
+def as_tokens(*tokens: str) -> Clue:
+    """Return the clue that the vocabulary contains these tokens."""
+    return Clue(vocabulary=tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Section:
+    """The section of an answer, in formats whose calls have their own section.
+
+    Attributes:
+        begin: The text before the answer.
+        end: The text between it and the calls.
+        may_be_open: Whether a prompt may end inside it.
+        closes: Whether the same text ends it if no calls follow.
+    """
+
+    begin: str
+    end: str
+    may_be_open: bool = False
+    closes: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """One way to write calls.
+
+    Attributes:
+        dialect: Syntax of the arguments and, unless `call` overrides it, of calls.
+        opener: The text before the calls; it may be the beginning of the first call.
+        begin: The text between the opener and the first call.
+        separator: The text between two calls.
+        end: The text after the calls.
+        needs: A marker that models must have to write this way.
+        lacks: A marker that models must not have to write this way.
+        is_lead: Whether the opener counts only at the start of the text.
+        is_block: Whether the calls after the opener form one block. Otherwise each call has an
+            opener, and text may replace the separator between them.
+        is_lapse: Whether it is a mistake of models, and allowed only where text is.
+    """
+
+    dialect: Dialect
+    opener: str
+    _: KW_ONLY
+    begin: Template = ()
+    call: Template = ()
+    separator: Template = ()
+    end: str = ""
+    needs: str = ""
+    lacks: str = ""
+    is_lead: bool = False
+    is_block: bool = True
+    is_lapse: bool = False
+
+
+def calls_between(
+    opener: str, closer: str, dialect: Dialect, *, needs: str = "", lacks: str = ""
+) -> Frame:
+    """Return the frame of calls on separate lines, each between two markers."""
+    return Frame(
+        dialect,
+        opener,
+        call=("\n", *dialect.call, f"\n{closer}"),
+        separator=(f"\n{opener}",),
+        needs=needs,
+        lacks=lacks,
+        is_block=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +164,6 @@ class _Format:
         return normal in (self.name, *self.aliases)
 
     def fits(self, evidence: FormatEvidence) -> bool:
-        """Tell whether the evidence points to this format."""
         return self.of(evidence) is not None
 
     def of(self, evidence: FormatEvidence) -> Self | None:
@@ -99,8 +226,11 @@ class ToolFormat(_Format):
         closers: Texts that end a call or a block of calls; the first is the default.
         leaks: Meaningless texts that models write after calls by mistake.
         readings: Dialects for reading calls; empty for models without calls.
-        grammar: How calls are written.
-        without_grammar: Why there is no grammar, if there is none.
+        frames: The ways in which a grammar lets a model write calls.
+        most_calls: Limit of calls in a reply, if there is one.
+        around: The text around calls, if it is not free: messages, some of which are calls, or
+            an answer section before the calls.
+        without_grammar: Why no grammar can be made, in formats without frames.
         id_chars: Length of the alphanumeric ids that the family's templates require; zero if they
             accept any id.
         ends_thought: Whether a call may begin inside a thought and so end it; otherwise an opener
@@ -119,7 +249,9 @@ class ToolFormat(_Format):
     closers: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
-    grammar: CallGrammar | None = None
+    frames: tuple[Frame, ...] = ()
+    most_calls: int | None = None
+    around: Messages | Section | None = None
     without_grammar: str = ""
     id_chars: int = 0
     ends_thought: bool = True

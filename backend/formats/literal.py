@@ -1,17 +1,14 @@
 """Formats whose calls are literals: Python calls, and the maps of Gemma."""
 
-from backend.formats.dialects import JSON_CALLS, Literals, Reading
-from backend.formats.evidence import as_tokens, in_template
-from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
-from backend.formats.template import ARGUMENTS, KEY, NAME, VALUE
+from backend.formats.dialects import ARGUMENTS, JSON_CALLS, KEY, NAME, VALUE, Literals, Reading
+from backend.formats.format import Frame, ReasoningFormat, ToolFormat, as_tokens, in_template
 
 # Calls of the Gemma family, `call:f{a:<|"|>x<|"|>,n:2}` between markers.
 
 CALL = "call:"
 
 
-def gemma(
+def _gemma(
     name: str,
     openers: tuple[str, ...],
     closers: tuple[str, ...],
@@ -19,12 +16,7 @@ def gemma(
     clue: tuple[str, ...],
     leaks: tuple[str, ...],
 ) -> ToolFormat:
-    """Return the format of one Gemma generation.
-
-    Args:
-        openers: Texts that begin a call; the first is correct, models write the others too.
-        leaks: The beginning of a tool result, which models may write themselves.
-    """
+    """Return the format of one Gemma generation; of the openers only the first is right."""
     calls = _calls(quote)
     opener, closer, *others = (openers[0], *closers)
     return ToolFormat(
@@ -37,19 +29,11 @@ def gemma(
         tokens=(quote,),
         # Fine-tunes sometimes write JSON between the markers.
         readings=(
-            Reading(dialect=JSON_CALLS, begins=('{"', "["), end=closer, other_ends=tuple(others)),
-            Reading(dialect=calls, end=closer, other_ends=tuple(others)),
+            Reading(JSON_CALLS, begins=('{"', "["), end=closer, other_ends=tuple(others)),
+            Reading(calls, end=closer, other_ends=tuple(others)),
         ),
-        grammar=CallGrammar(
-            frames=(
-                Frame(
-                    dialect=calls,
-                    opener=opener,
-                    call=(*calls.call, closer),
-                    separator=(opener,),
-                    is_block=False,
-                ),
-            )
+        frames=(
+            Frame(calls, opener, call=(*calls.call, closer), separator=(opener,), is_block=False),
         ),
         is_quotable=False,
     )
@@ -77,7 +61,7 @@ GEMMA4_RESPONSE = "<|tool_response>"
 GEMMA4_CHANNEL, GEMMA4_CHANNEL_END = "<|channel>", "<channel|>"
 GEMMA4_THOUGHT_START = f"{GEMMA4_CHANNEL}thought"
 
-GEMMA4 = gemma(
+GEMMA4 = _gemma(
     "gemma4",
     (GEMMA4_OPENER, GEMMA4_MISSPELLING),
     (GEMMA4_CLOSER, GEMMA4_MISSPELLING, "</tool_call>"),
@@ -105,7 +89,7 @@ FUNCTIONGEMMA_OPENER, FUNCTIONGEMMA_CLOSER = "<start_function_call>", "<end_func
 
 FUNCTIONGEMMA_RESPONSE = "<start_function_response>"
 
-FUNCTIONGEMMA = gemma(
+FUNCTIONGEMMA = _gemma(
     "functiongemma",
     (FUNCTIONGEMMA_OPENER,),
     (FUNCTIONGEMMA_CLOSER,),
@@ -136,8 +120,8 @@ PYTHONIC_CALLS = Literals(
 def between(opener: str, closer: str) -> tuple[Reading, ...]:
     """Return the readings of calls between markers, where some prompts ask for JSON."""
     return (
-        Reading(dialect=JSON_CALLS, openers=(opener,), begins=("{", "[{"), end=closer),
-        Reading(dialect=PYTHONIC_CALLS, openers=(opener,), end=closer),
+        Reading(JSON_CALLS, openers=(opener,), begins=("{", "[{"), end=closer),
+        Reading(PYTHONIC_CALLS, openers=(opener,), end=closer),
     )
 
 
@@ -156,27 +140,25 @@ PYTHONIC = ToolFormat(
     readings=(
         *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
         *between(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
-        Reading(dialect=PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
+        Reading(PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
     ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=PYTHONIC_CALLS,
-                opener=PYTHONIC_LEAD,
-                separator=(", ",),
-                end=PYTHONIC_LEAD_END,
-                lacks=PYTHONIC_OPENER,
-                is_lead=True,
-            ),
-            Frame(
-                dialect=PYTHONIC_CALLS,
-                opener=PYTHONIC_OPENER,
-                begin=(PYTHONIC_LEAD,),
-                separator=(", ",),
-                end=f"{PYTHONIC_LEAD_END}{PYTHONIC_CLOSER}",
-                needs=PYTHONIC_OPENER,
-            ),
-        )
+    frames=(
+        Frame(
+            PYTHONIC_CALLS,
+            PYTHONIC_LEAD,
+            separator=(", ",),
+            end=PYTHONIC_LEAD_END,
+            lacks=PYTHONIC_OPENER,
+            is_lead=True,
+        ),
+        Frame(
+            PYTHONIC_CALLS,
+            PYTHONIC_OPENER,
+            begin=(PYTHONIC_LEAD,),
+            separator=(", ",),
+            end=f"{PYTHONIC_LEAD_END}{PYTHONIC_CLOSER}",
+            needs=PYTHONIC_OPENER,
+        ),
     ),
     is_quotable=False,
 )
@@ -192,15 +174,9 @@ OLMO3 = ToolFormat(
     openers=(OLMO3_OPENER,),
     closers=(OLMO3_CLOSER,),
     readings=between(OLMO3_OPENER, OLMO3_CLOSER),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=PYTHONIC_CALLS,
-                opener=OLMO3_OPENER,
-                begin=("\n",),
-                separator=("\n",),
-                end=f"\n{OLMO3_CLOSER}",
-            ),
-        )
+    frames=(
+        Frame(
+            PYTHONIC_CALLS, OLMO3_OPENER, begin=("\n",), separator=("\n",), end=f"\n{OLMO3_CLOSER}"
+        ),
     ),
 )

@@ -1,10 +1,18 @@
 """Formats whose replies are messages with a channel or a recipient."""
 
-from backend.formats.dialects import Messages, NamedJson, Reading, Tags
-from backend.formats.evidence import as_tokens, in_template
-from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame
-from backend.formats.template import ARGUMENTS, KEY, MAYBE_SPACE, NAME, VALUE, Maybe
+from backend.formats.dialects import (
+    ARGUMENTS,
+    KEY,
+    MAYBE_SPACE,
+    NAME,
+    VALUE,
+    Maybe,
+    Messages,
+    NamedJson,
+    Reading,
+    Tags,
+)
+from backend.formats.format import Frame, ReasoningFormat, ToolFormat, as_tokens, in_template
 
 # gpt-oss: messages on channels, `<|channel|>final<|message|>…<|return|>`.
 #
@@ -67,25 +75,13 @@ HARMONY = ToolFormat(
     clues=(_HARMONY_CLUE,),
     closers=(HARMONY_CALL,),
     tokens=HARMONY_MESSAGES.tokens,
-    readings=(Reading(dialect=HARMONY_MESSAGES),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=HARMONY_CALLS,
-                opener=_HARMONY_AFTER_CHANNEL,
-                call=HARMONY_CALLS.calls[0],
-                end=HARMONY_CALL,
-            ),
-            Frame(
-                dialect=HARMONY_CALLS,
-                opener=_HARMONY_TO,
-                call=HARMONY_CALLS.calls[1],
-                end=HARMONY_CALL,
-            ),
-        ),
-        most_calls=1,
-        around=HARMONY_MESSAGES,
+    readings=(Reading(HARMONY_MESSAGES),),
+    frames=(
+        Frame(HARMONY_CALLS, _HARMONY_AFTER_CHANNEL, call=HARMONY_CALLS.calls[0], end=HARMONY_CALL),
+        Frame(HARMONY_CALLS, _HARMONY_TO, call=HARMONY_CALLS.calls[1], end=HARMONY_CALL),
     ),
+    most_calls=1,
+    around=HARMONY_MESSAGES,
     owns_reply=True,
 )
 
@@ -137,9 +133,7 @@ MUSE_SPARK_MESSAGES = Messages(
     heads=(MUSE_SPARK_TO_SELF, MUSE_SPARK_TO_USER),
     answer=MUSE_SPARK_TO_USER,
     calls=Reading(
-        dialect=MUSE_SPARK_TAGS,
-        openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE),
-        end=MUSE_SPARK_CLOSER,
+        MUSE_SPARK_TAGS, openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE), end=MUSE_SPARK_CLOSER
     ),
 )
 _MUSE_SPARK_CLUE = in_template(MUSE_SPARK_OPENER)
@@ -151,21 +145,19 @@ MUSE_SPARK = ToolFormat(
     openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE),
     closers=(MUSE_SPARK_CLOSER,),
     tokens=MUSE_SPARK_MESSAGES.tokens,
-    readings=(Reading(dialect=MUSE_SPARK_MESSAGES),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=MUSE_SPARK_TAGS,
-                opener=" to=",
-                call=(
-                    *(" to=", NAME, f"{MUSE_SPARK_MESSAGE}{MUSE_SPARK_OPENER}\n"),
-                    *(*MUSE_SPARK_TAGS.call, f"\n{MUSE_SPARK_CLOSER}"),
-                ),
-                separator=(f"{MUSE_SPARK_NEXT}{MUSE_SPARK_START}{MUSE_SPARK_ASSISTANT}",),
+    readings=(Reading(MUSE_SPARK_MESSAGES),),
+    frames=(
+        Frame(
+            MUSE_SPARK_TAGS,
+            " to=",
+            call=(
+                *(" to=", NAME, f"{MUSE_SPARK_MESSAGE}{MUSE_SPARK_OPENER}\n"),
+                *(*MUSE_SPARK_TAGS.call, f"\n{MUSE_SPARK_CLOSER}"),
             ),
+            separator=(f"{MUSE_SPARK_NEXT}{MUSE_SPARK_START}{MUSE_SPARK_ASSISTANT}",),
         ),
-        around=MUSE_SPARK_MESSAGES,
     ),
+    around=MUSE_SPARK_MESSAGES,
     owns_reply=True,
 )
 

@@ -1,10 +1,6 @@
 """Formats that write a name, then its arguments as JSON."""
 
-from backend.formats.dialects import Markup, NamedJson, Objects, Reading
-from backend.formats.evidence import Clue, as_tokens, in_template
-from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame, Section
-from backend.formats.template import (
+from backend.formats.dialects import (
     ARGUMENTS,
     INDEX,
     MAYBE_SPACE,
@@ -12,7 +8,20 @@ from backend.formats.template import (
     QUOTED_NAME,
     Characters,
     Id,
+    Markup,
     Maybe,
+    NamedJson,
+    Objects,
+    Reading,
+)
+from backend.formats.format import (
+    Clue,
+    Frame,
+    ReasoningFormat,
+    Section,
+    ToolFormat,
+    as_tokens,
+    in_template,
 )
 
 # A name in a tag and JSON after it, `<function=f>{…}</function>`.
@@ -38,17 +47,11 @@ APERTUS = ToolFormat(
     clues=(in_template(APERTUS_OPENER),),
     openers=(APERTUS_OPENER,),
     closers=(APERTUS_CLOSER,),
-    readings=(Reading(dialect=APERTUS_CALLS, end=APERTUS_CLOSER),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=APERTUS_CALLS,
-                opener=APERTUS_OPENER,
-                begin=("[",),
-                separator=(", ",),
-                end=f"]{APERTUS_CLOSER}",
-            ),
-        )
+    readings=(Reading(APERTUS_CALLS, end=APERTUS_CLOSER),),
+    frames=(
+        Frame(
+            APERTUS_CALLS, APERTUS_OPENER, begin=("[",), separator=(", ",), end=f"]{APERTUS_CLOSER}"
+        ),
     ),
     # The inner part of a reply also contains its calls.
     has_drafts=False,
@@ -87,16 +90,12 @@ DEEPSEEK_FENCED = (
 )
 
 
-def deepseek_format(
+def _deepseek_format(
     name: str, calls: NamedJson, *, clue: Clue, separator: str = "", aliases: tuple[str, ...] = ()
 ) -> ToolFormat:
-    """Return the format of one DeepSeek generation.
-
-    Args:
-        calls: Both ways to write a call, this generation's own first.
-    """
+    """Return the format of one DeepSeek generation, whose own way to write `calls` is the first."""
     between = (separator,) if separator else ()
-    frame = Frame(dialect=calls, opener=DEEPSEEK_OPENER, separator=between, end=DEEPSEEK_CLOSER)
+    frame = Frame(calls, DEEPSEEK_OPENER, separator=between, end=DEEPSEEK_CLOSER)
     return ToolFormat(
         name=name,
         aliases=aliases,
@@ -105,14 +104,14 @@ def deepseek_format(
         openers=(DEEPSEEK_OPENER, DEEPSEEK_BEGIN),
         closers=(DEEPSEEK_CLOSER,),
         tokens=(DEEPSEEK_SEPARATOR, DEEPSEEK_END),
-        readings=(Reading(dialect=calls, end=DEEPSEEK_CLOSER),),
-        grammar=CallGrammar(frames=(frame,)),
+        readings=(Reading(calls, end=DEEPSEEK_CLOSER),),
+        frames=(frame,),
     )
 
 
 # DeepSeek V3 and R1.
 
-DEEPSEEK_V3 = deepseek_format(
+DEEPSEEK_V3 = _deepseek_format(
     "deepseek_v3",
     NamedJson(calls=(DEEPSEEK_FENCED, DEEPSEEK_PLAIN)),
     clue=Clue(template=("```json",), anywhere=(DEEPSEEK_OPENER,)),
@@ -123,7 +122,7 @@ DEEPSEEK_V3 = deepseek_format(
 
 # DeepSeek V3.1 and V3.2-Exp.
 
-DEEPSEEK_V31 = deepseek_format(
+DEEPSEEK_V31 = _deepseek_format(
     "deepseek_v31",
     NamedJson(calls=(DEEPSEEK_PLAIN, DEEPSEEK_FENCED)),
     clue=Clue(anywhere=(DEEPSEEK_OPENER,)),
@@ -144,21 +143,19 @@ FUNCTIONARY = ToolFormat(
     clues=(in_template(f"{FUNCTIONARY_OPENER}all"), in_template(f"'{FUNCTIONARY_OPENER}'")),
     openers=(FUNCTIONARY_OPENER, TAGGED_JSON_OPENER),
     readings=(
-        Reading(dialect=TAGGED_JSON_CALLS, openers=(TAGGED_JSON_OPENER,)),
+        Reading(TAGGED_JSON_CALLS, openers=(TAGGED_JSON_OPENER,)),
         Reading(
-            dialect=Markup(FUNCTIONARY_TO_ALL),
+            Markup(FUNCTIONARY_TO_ALL),
             openers=("", FUNCTIONARY_OPENER),
             begins=(FUNCTIONARY_TO_ALL,),
         ),
         # Not every prompt ends with it: then the router meets the opener.
-        Reading(dialect=Markup(""), openers=("",), begins=(FUNCTIONARY_OPENER,)),
-        Reading(dialect=FUNCTIONARY_CALLS, openers=("", FUNCTIONARY_OPENER)),
+        Reading(Markup(""), openers=("",), begins=(FUNCTIONARY_OPENER,)),
+        Reading(FUNCTIONARY_CALLS, openers=("", FUNCTIONARY_OPENER)),
     ),
     owns_reply=True,
-    grammar=CallGrammar(
-        frames=(Frame(dialect=FUNCTIONARY_CALLS, opener="", separator=(FUNCTIONARY_OPENER,)),),
-        around=Section(begin=FUNCTIONARY_TO_ALL, end=FUNCTIONARY_OPENER),
-    ),
+    frames=(Frame(FUNCTIONARY_CALLS, "", separator=(FUNCTIONARY_OPENER,)),),
+    around=Section(begin=FUNCTIONARY_TO_ALL, end=FUNCTIONARY_OPENER),
 )
 
 
@@ -191,12 +188,8 @@ KIMI_K2 = ToolFormat(
     openers=(KIMI_K2_OPENER, KIMI_K2_ONE_OPENER, KIMI_K2_BEGIN),
     closers=(KIMI_K2_CLOSER, KIMI_K2_ONE_CLOSER, KIMI_K2_END),
     tokens=(KIMI_K2_ARGUMENTS_BEGIN,),
-    readings=(
-        Reading(dialect=KIMI_K2_CALLS, end=KIMI_K2_CLOSER, other_ends=(KIMI_K2_ONE_CLOSER,)),
-    ),
-    grammar=CallGrammar(
-        frames=(Frame(dialect=KIMI_K2_CALLS, opener=KIMI_K2_OPENER, end=KIMI_K2_CLOSER),)
-    ),
+    readings=(Reading(KIMI_K2_CALLS, end=KIMI_K2_CLOSER, other_ends=(KIMI_K2_ONE_CLOSER,)),),
+    frames=(Frame(KIMI_K2_CALLS, KIMI_K2_OPENER, end=KIMI_K2_CLOSER),),
 )
 
 
@@ -225,17 +218,8 @@ MIROTHINKER = ToolFormat(
     clues=(in_template(MIROTHINKER_OPENER),),
     openers=(MIROTHINKER_OPENER,),
     closers=(MIROTHINKER_CLOSER,),
-    readings=(Reading(dialect=MIROTHINKER_CALLS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=MIROTHINKER_CALLS,
-                opener=MIROTHINKER_OPENER,
-                separator=("\n",),
-                is_block=False,
-            ),
-        )
-    ),
+    readings=(Reading(MIROTHINKER_CALLS),),
+    frames=(Frame(MIROTHINKER_CALLS, MIROTHINKER_OPENER, separator=("\n",), is_block=False),),
 )
 
 
@@ -265,19 +249,17 @@ MISTRAL = ToolFormat(
     clues=(Clue(anywhere=(MISTRAL_OPENER,)),),
     openers=(MISTRAL_OPENER,),
     tokens=(MISTRAL_CALL_ID, MISTRAL_ARGS),
-    readings=(Reading(dialect=MISTRAL_LIST, begins=("[", "{")), Reading(dialect=MISTRAL_HEADS)),
-    grammar=CallGrammar(
-        frames=(
-            Frame(dialect=MISTRAL_HEADS, opener=MISTRAL_OPENER, needs=MISTRAL_ARGS, is_block=False),
-            Frame(
-                dialect=MISTRAL_LIST,
-                opener=MISTRAL_OPENER,
-                begin=(MAYBE_SPACE, "["),
-                separator=(", ",),
-                end="]",
-                lacks=MISTRAL_ARGS,
-            ),
-        )
+    readings=(Reading(MISTRAL_LIST, begins=("[", "{")), Reading(MISTRAL_HEADS)),
+    frames=(
+        Frame(MISTRAL_HEADS, MISTRAL_OPENER, needs=MISTRAL_ARGS, is_block=False),
+        Frame(
+            MISTRAL_LIST,
+            MISTRAL_OPENER,
+            begin=(MAYBE_SPACE, "["),
+            separator=(", ",),
+            end="]",
+            lacks=MISTRAL_ARGS,
+        ),
     ),
     id_chars=MISTRAL_ID_CHARS,
 )
@@ -338,10 +320,8 @@ PLAMO3 = ToolFormat(
     closers=(PLAMO3_CLOSER, PLAMO3_CALL_END),
     leaks=(PLAMO3_TURN_END,),
     tokens=(PLAMO3_CONSTRAIN, PLAMO3_MESSAGE, PLAMO3_BEGIN, PLAMO3_END, PLAMO3_MARKER_END),
-    readings=(Reading(dialect=PLAMO3_CALLS, end=PLAMO3_CLOSER),),
-    grammar=CallGrammar(
-        frames=(Frame(dialect=PLAMO3_CALLS, opener=PLAMO3_OPENER, end=PLAMO3_CLOSER),)
-    ),
+    readings=(Reading(PLAMO3_CALLS, end=PLAMO3_CLOSER),),
+    frames=(Frame(PLAMO3_CALLS, PLAMO3_OPENER, end=PLAMO3_CLOSER),),
 )
 
 PLAMO3_THOUGHT = ReasoningFormat(
@@ -381,10 +361,8 @@ SOLAR_OPEN = ToolFormat(
     openers=(SOLAR_OPEN_OPENER, SOLAR_OPEN_BEGIN),
     closers=(SOLAR_OPEN_CLOSER,),
     tokens=(SOLAR_OPEN_NAME_TAG, SOLAR_OPEN_ARGS_TAG, SOLAR_OPEN_END),
-    readings=(Reading(dialect=SOLAR_OPEN_CALLS, end=SOLAR_OPEN_CLOSER),),
-    grammar=CallGrammar(
-        frames=(Frame(dialect=SOLAR_OPEN_CALLS, opener=SOLAR_OPEN_OPENER, end=SOLAR_OPEN_CLOSER),)
-    ),
+    readings=(Reading(SOLAR_OPEN_CALLS, end=SOLAR_OPEN_CLOSER),),
+    frames=(Frame(SOLAR_OPEN_CALLS, SOLAR_OPEN_OPENER, end=SOLAR_OPEN_CLOSER),),
 )
 
 SOLAR_OPEN_THOUGHT = ReasoningFormat(

@@ -1,21 +1,34 @@
 """Formats whose calls are JSON objects, one each or in a list."""
 
 from backend.formats import named, tagged
-from backend.formats.dialects import JSON_CALLS, Objects, Reading, json_object
-from backend.formats.evidence import Clue, as_tokens, in_template
-from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame, Section, calls_between
+from backend.formats.dialects import (
+    ARGUMENTS,
+    INDEX,
+    JSON_CALLS,
+    QUOTED_NAME,
+    Id,
+    Objects,
+    Reading,
+    json_object,
+)
+from backend.formats.format import (
+    Clue,
+    Frame,
+    ReasoningFormat,
+    Section,
+    ToolFormat,
+    as_tokens,
+    calls_between,
+    in_template,
+)
 from backend.formats.literal import PYTHONIC_CALLS
-from backend.formats.template import ARGUMENTS, INDEX, QUOTED_NAME, Id
 
 # A list of calls as JSON objects.
 
 
-def list_of_calls(opener: str, closer: str = "") -> Frame:
+def _list_of_calls(opener: str, closer: str = "") -> Frame:
     """Return the frame of a list between two markers."""
-    return Frame(
-        dialect=JSON_CALLS, opener=opener, begin=("[",), separator=(", ",), end=f"]{closer}"
-    )
+    return Frame(JSON_CALLS, opener, begin=("[",), separator=(", ",), end=f"]{closer}")
 
 
 # Command R7B, Command A and later: a list of objects between tokens, with numeric ids.
@@ -36,17 +49,15 @@ COHERE = ToolFormat(
     clues=(in_template(COHERE_OPENER),),
     openers=(COHERE_OPENER,),
     closers=(COHERE_CLOSER,),
-    readings=(Reading(dialect=COHERE_CALLS, end=COHERE_CLOSER),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=COHERE_CALLS,
-                opener=COHERE_OPENER,
-                begin=("[\n    ",),
-                separator=(",\n    ",),
-                end=f"\n]{COHERE_CLOSER}",
-            ),
-        )
+    readings=(Reading(COHERE_CALLS, end=COHERE_CLOSER),),
+    frames=(
+        Frame(
+            COHERE_CALLS,
+            COHERE_OPENER,
+            begin=("[\n    ",),
+            separator=(",\n    ",),
+            end=f"\n]{COHERE_CLOSER}",
+        ),
     ),
 )
 
@@ -80,17 +91,15 @@ COMMAND_R_PLUS = ToolFormat(
         in_template(COMMAND_R_PLUS_OPENER, "directly_answer"),
     ),
     openers=(COMMAND_R_PLUS_OPENER,),
-    readings=(Reading(dialect=COMMAND_R_PLUS_CALLS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=COMMAND_R_PLUS_CALLS,
-                opener=COMMAND_R_PLUS_OPENER,
-                begin=(f"\n{COMMAND_R_PLUS_FENCE}\n[\n    ",),
-                separator=(",\n    ",),
-                end=f"\n]{COMMAND_R_PLUS_FENCE_END}",
-            ),
-        )
+    readings=(Reading(COMMAND_R_PLUS_CALLS),),
+    frames=(
+        Frame(
+            COMMAND_R_PLUS_CALLS,
+            COMMAND_R_PLUS_OPENER,
+            begin=(f"\n{COMMAND_R_PLUS_FENCE}\n[\n    ",),
+            separator=(",\n    ",),
+            end=f"\n]{COMMAND_R_PLUS_FENCE_END}",
+        ),
     ),
     # The calls themselves are in a fence.
     is_quotable=False,
@@ -110,14 +119,12 @@ GIGACHAT3 = ToolFormat(
     openers=(GIGACHAT3_MARKER, f"{GIGACHAT3_SEPARATOR}\n\n{GIGACHAT3_ROLE}", GIGACHAT3_ROLE),
     tokens=(GIGACHAT3_SEPARATOR, GIGACHAT3_ROLE_END),
     leaks=(GIGACHAT3_SEPARATOR,),
-    readings=(Reading(dialect=JSON_CALLS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(dialect=JSON_CALLS, opener=GIGACHAT3_MARKER, needs=GIGACHAT3_MARKER),
-            Frame(dialect=JSON_CALLS, opener=GIGACHAT3_ROLE, begin=("\n",), lacks=GIGACHAT3_MARKER),
-        ),
-        most_calls=1,
+    readings=(Reading(JSON_CALLS),),
+    frames=(
+        Frame(JSON_CALLS, GIGACHAT3_MARKER, needs=GIGACHAT3_MARKER),
+        Frame(JSON_CALLS, GIGACHAT3_ROLE, begin=("\n",), lacks=GIGACHAT3_MARKER),
     ),
+    most_calls=1,
 )
 
 
@@ -135,10 +142,10 @@ GRANITE = ToolFormat(
     name_lead=GRANITE_PYTHON,
     readings=(
         # Only the end of the reply ends the lines.
-        Reading(dialect=PYTHONIC_CALLS, openers=(GRANITE_PYTHON,), end=GRANITE_END),
-        Reading(dialect=JSON_CALLS),
+        Reading(PYTHONIC_CALLS, openers=(GRANITE_PYTHON,), end=GRANITE_END),
+        Reading(JSON_CALLS),
     ),
-    grammar=CallGrammar(frames=(list_of_calls(GRANITE_OPENER),)),
+    frames=(_list_of_calls(GRANITE_OPENER),),
 )
 
 
@@ -150,17 +157,15 @@ GRANITE_20B_FC = ToolFormat(
     name="granite_20b_fc",
     clues=(in_template(GRANITE_20B_FC_OPENER),),
     openers=(GRANITE_20B_FC_OPENER,),
-    readings=(Reading(dialect=JSON_CALLS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=JSON_CALLS,
-                opener=GRANITE_20B_FC_OPENER,
-                call=(" ", *JSON_CALLS.call),
-                separator=(f"\n{GRANITE_20B_FC_OPENER}",),
-                is_block=False,
-            ),
-        )
+    readings=(Reading(JSON_CALLS),),
+    frames=(
+        Frame(
+            JSON_CALLS,
+            GRANITE_20B_FC_OPENER,
+            call=(" ", *JSON_CALLS.call),
+            separator=(f"\n{GRANITE_20B_FC_OPENER}",),
+            is_block=False,
+        ),
     ),
 )
 
@@ -179,14 +184,10 @@ HERMES = ToolFormat(
     closers=(HERMES_CLOSER,),
     # Models trained on both formats sometimes write tags between the markers.
     readings=(
-        Reading(
-            dialect=tagged.QWEN3_CODER_TAGS,
-            begins=(tagged.QWEN3_CODER_FUNCTION,),
-            end=HERMES_CLOSER,
-        ),
-        Reading(dialect=JSON_CALLS, end=HERMES_CLOSER),
+        Reading(tagged.QWEN3_CODER_TAGS, begins=(tagged.QWEN3_CODER_FUNCTION,), end=HERMES_CLOSER),
+        Reading(JSON_CALLS, end=HERMES_CLOSER),
     ),
-    grammar=CallGrammar(frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),)),
+    frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
 )
 
 
@@ -205,8 +206,8 @@ HYPERCLOVAX = ToolFormat(
     clues=(in_template(HYPERCLOVAX_OPENER.strip()),),
     openers=(HYPERCLOVAX_OPENER,),
     tokens=(HYPERCLOVAX_TURN,),
-    readings=(Reading(dialect=JSON_CALLS),),
-    grammar=CallGrammar(frames=(list_of_calls(HYPERCLOVAX_OPENER),)),
+    readings=(Reading(JSON_CALLS),),
+    frames=(_list_of_calls(HYPERCLOVAX_OPENER),),
 )
 
 HYPERCLOVAX_THOUGHT = ReasoningFormat(
@@ -239,18 +240,16 @@ INKLING = ToolFormat(
     openers=(INKLING_OPENER,),
     tokens=(INKLING_MESSAGE, INKLING_END),
     leaks=(INKLING_MESSAGE, INKLING_END, INKLING_LAST_END),
-    readings=(Reading(dialect=INKLING_CALLS, end=INKLING_END),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=INKLING_CALLS,
-                opener=INKLING_OPENER,
-                separator=(f"{INKLING_END}{INKLING_MESSAGE}{INKLING_OPENER}",),
-                end=INKLING_END,
-            ),
+    readings=(Reading(INKLING_CALLS, end=INKLING_END),),
+    frames=(
+        Frame(
+            INKLING_CALLS,
+            INKLING_OPENER,
+            separator=(f"{INKLING_END}{INKLING_MESSAGE}{INKLING_OPENER}",),
+            end=INKLING_END,
         ),
-        around=Section(begin=INKLING_TEXT, end=f"{INKLING_END}{INKLING_MESSAGE}", may_be_open=True),
     ),
+    around=Section(begin=INKLING_TEXT, end=f"{INKLING_END}{INKLING_MESSAGE}", may_be_open=True),
 )
 
 INKLING_THOUGHT = ReasoningFormat(
@@ -281,17 +280,15 @@ INTERNLM2 = ToolFormat(
     openers=(INTERNLM2_OPENER,),
     closers=(INTERNLM2_CLOSER,),
     tokens=(INTERNLM2_START, INTERNLM2_PLUGIN),
-    readings=(Reading(dialect=JSON_CALLS, end=INTERNLM2_CLOSER),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=JSON_CALLS,
-                opener=INTERNLM2_OPENER,
-                call=("\n", *JSON_CALLS.call, INTERNLM2_CLOSER),
-                separator=(f"\n{INTERNLM2_OPENER}",),
-                is_block=False,
-            ),
-        )
+    readings=(Reading(JSON_CALLS, end=INTERNLM2_CLOSER),),
+    frames=(
+        Frame(
+            JSON_CALLS,
+            INTERNLM2_OPENER,
+            call=("\n", *JSON_CALLS.call, INTERNLM2_CLOSER),
+            separator=(f"\n{INTERNLM2_OPENER}",),
+            is_block=False,
+        ),
     ),
 )
 
@@ -306,8 +303,8 @@ JSON_LIST = ToolFormat(
     clues=(in_template(JSON_LIST_OPENER),),
     openers=(JSON_LIST_OPENER,),
     closers=(JSON_LIST_CLOSER,),
-    readings=(Reading(dialect=JSON_CALLS, end=JSON_LIST_CLOSER),),
-    grammar=CallGrammar(frames=(list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),)),
+    readings=(Reading(JSON_CALLS, end=JSON_LIST_CLOSER),),
+    frames=(_list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),),
 )
 
 
@@ -325,19 +322,12 @@ LLAMA3_JSON = ToolFormat(
     leads=("{",),
     closers=(named.TAGGED_JSON_CLOSER,),
     readings=(
-        Reading(dialect=named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER,)),
-        Reading(dialect=LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, "{")),
+        Reading(named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER,)),
+        Reading(LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, "{")),
     ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(dialect=LLAMA3_JSON_CALLS, opener='{"name": ', separator=("; ",), is_lead=True),
-            Frame(
-                dialect=LLAMA3_JSON_CALLS,
-                opener=LLAMA3_JSON_OPENER,
-                separator=("; ",),
-                needs=LLAMA3_JSON_OPENER,
-            ),
-        )
+    frames=(
+        Frame(LLAMA3_JSON_CALLS, '{"name": ', separator=("; ",), is_lead=True),
+        Frame(LLAMA3_JSON_CALLS, LLAMA3_JSON_OPENER, separator=("; ",), needs=LLAMA3_JSON_OPENER),
     ),
 )
 
@@ -352,8 +342,8 @@ NEMOTRON = ToolFormat(
     clues=(in_template(NEMOTRON_OPENER),),
     openers=(NEMOTRON_OPENER,),
     closers=(NEMOTRON_CLOSER,),
-    readings=(Reading(dialect=JSON_CALLS, end=NEMOTRON_CLOSER),),
-    grammar=CallGrammar(frames=(list_of_calls(NEMOTRON_OPENER, NEMOTRON_CLOSER),)),
+    readings=(Reading(JSON_CALLS, end=NEMOTRON_CLOSER),),
+    frames=(_list_of_calls(NEMOTRON_OPENER, NEMOTRON_CLOSER),),
 )
 
 
@@ -369,8 +359,8 @@ PHI4 = ToolFormat(
     openers=(PHI4_OPENER, PHI4_FUNCTOOLS),
     leads=("{", "["),
     closers=(PHI4_CLOSER,),
-    readings=(Reading(dialect=JSON_CALLS, end=PHI4_CLOSER),),
-    grammar=CallGrammar(frames=(list_of_calls(PHI4_OPENER, PHI4_CLOSER),)),
+    readings=(Reading(JSON_CALLS, end=PHI4_CLOSER),),
+    frames=(_list_of_calls(PHI4_OPENER, PHI4_CLOSER),),
 )
 
 
@@ -384,8 +374,8 @@ SARASHINA = ToolFormat(
     clues=(Clue(anywhere=(SARASHINA_OPENER,)),),
     openers=(SARASHINA_OPENER,),
     leads=("[",),
-    readings=(Reading(dialect=JSON_CALLS),),
-    grammar=CallGrammar(frames=(list_of_calls(SARASHINA_OPENER),)),
+    readings=(Reading(JSON_CALLS),),
+    frames=(_list_of_calls(SARASHINA_OPENER),),
 )
 
 
@@ -397,16 +387,6 @@ XLAM = ToolFormat(
     name="xlam",
     clues=(in_template("single JSON array"),),
     leads=(XLAM_LEAD, "{"),
-    readings=(Reading(dialect=JSON_CALLS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=JSON_CALLS,
-                opener=XLAM_LEAD,
-                separator=(", ",),
-                end=XLAM_LEAD_END,
-                is_lead=True,
-            ),
-        )
-    ),
+    readings=(Reading(JSON_CALLS),),
+    frames=(Frame(JSON_CALLS, XLAM_LEAD, separator=(", ",), end=XLAM_LEAD_END, is_lead=True),),
 )

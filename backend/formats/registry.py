@@ -1,10 +1,12 @@
-"""All formats, in the order in which their evidence is checked: the first match wins."""
+"""All formats, in the order in which their evidence is checked, and marks that belong to none.
+
+The first match wins.
+"""
 
 from collections.abc import Collection
 
 from backend.formats import literal, messages, named, objects, tagged, thoughts
-from backend.formats.evidence import FormatEvidence
-from backend.formats.format import NO_REASONING, NO_TOOLS, ToolFormat
+from backend.formats.format import NO_REASONING, NO_TOOLS, FormatEvidence, ToolFormat
 
 TOOL_FORMATS = (
     tagged.DSML,
@@ -91,3 +93,41 @@ def tool_format(name: str, marks: Collection[str]) -> ToolFormat:
     known = next(each for each in TOOL_FORMATS if each.name == name)
     own = known.of(FormatEvidence(vocabulary=marks, chat_template="")) if known.own else None
     return own or known
+
+
+# Texts with which chat templates begin the model's turn.
+TURN_STARTS = (
+    "<|im_start|>",
+    "<|im_assistant|>",
+    "<|start_header_id|>",
+    "<|header_start|>",
+    "<|start_of_role|>",
+    "<|start|>",
+    "<|assistant|>",
+    "<|assistant_start|>",
+    "<｜Assistant｜>",
+    "<｜hy_Assistant",
+    "<|turn>",
+    "<start_of_turn>",
+    "<|CHATBOT_TOKEN|>",
+    "<|open|>message",
+    "<seed:bos>",
+    "<longcat_assistant>",
+    "<SPECIAL_11>",
+    "[|assistant|]",
+    "]~b]ai",
+    "[/INST]",
+)
+
+# Marks that users write by a model's documentation: the task, a place in a picture, a phrase.
+TASK_MARKS = frozenset(
+    {
+        # DeepSeek-OCR and DeepSeek-VL2.
+        *("<|grounding|>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>"),
+        # Qwen-VL.
+        *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+        *("<|quad_start|>", "<|quad_end|>"),
+        # InternVL and MiniCPM-V.
+        *("<ref>", "</ref>", "<box>", "</box>", "<quad>", "</quad>", "<point>", "</point>"),
+    }
+)

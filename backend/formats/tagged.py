@@ -6,11 +6,30 @@ from dataclasses import replace
 from functools import cache
 from itertools import starmap
 
-from backend.formats.dialects import JSON_CALLS, Reading, Tags
-from backend.formats.evidence import Clue, FormatEvidence, as_tokens, in_template
-from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.grammar import CallGrammar, Frame, Section, calls_between
-from backend.formats.template import ARGUMENTS, INDEX, KEY, MAYBE_LINE, NAME, TYPE, VALUE, Template
+from backend.formats.dialects import (
+    ARGUMENTS,
+    INDEX,
+    JSON_CALLS,
+    KEY,
+    MAYBE_LINE,
+    NAME,
+    TYPE,
+    VALUE,
+    Reading,
+    Tags,
+    Template,
+)
+from backend.formats.format import (
+    Clue,
+    FormatEvidence,
+    Frame,
+    ReasoningFormat,
+    Section,
+    ToolFormat,
+    as_tokens,
+    calls_between,
+    in_template,
+)
 
 # Arguments as pairs, `<arg_key>a</arg_key><arg_value>…</arg_value>`.
 
@@ -18,12 +37,7 @@ KEY_TAG = "<arg_key>"
 
 
 def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags:
-    """Return calls whose arguments are pairs.
-
-    Args:
-        prefix: Precedes the name of each tag.
-        suffix: Follows the name of each tag.
-    """
+    """Return calls whose arguments are pairs, in tags with a text before and after each name."""
     key, value = f"{prefix}arg_key{suffix}>", f"{prefix}arg_value{suffix}>"
     return Tags(
         call=(*begin, ARGUMENTS, end),
@@ -34,7 +48,7 @@ def pairs(begin: Template, end: str, prefix: str = "", suffix: str = "") -> Tags
     )
 
 
-def pair_tags(tags: Tags) -> tuple[str, ...]:
+def _pair_tags(tags: Tags) -> tuple[str, ...]:
     """Return the tags around keys and values."""
     return tuple(part for part in tags.parameter if isinstance(part, str))
 
@@ -64,7 +78,7 @@ def _dsml_tags(between: str) -> Tags:
 def _dsml_reading(between: str, block: str) -> Reading:
     opener = f"<{DSML_MARK}{between}{block}>"
     return Reading(
-        dialect=_dsml_tags(between),
+        _dsml_tags(between),
         openers=(opener, DSML_EMPTY_LINE + opener),
         end=f"</{DSML_MARK}{between}{block}>",
         other_ends=DSML_ENDS,
@@ -74,7 +88,7 @@ def _dsml_reading(between: str, block: str) -> Reading:
 def _dsml_call_reading(between: str) -> Reading:
     """Return the reading of a call without a surrounding block."""
     return Reading(
-        dialect=_dsml_tags(between), openers=(f"<{DSML_MARK}{between}invoke",), other_ends=DSML_ENDS
+        _dsml_tags(between), openers=(f"<{DSML_MARK}{between}invoke",), other_ends=DSML_ENDS
     )
 
 
@@ -86,9 +100,7 @@ DSML_CALL_READINGS = tuple(map(_dsml_call_reading, ("", " ", "r:")))
 
 def _dsml_frame(reading: Reading) -> Frame:
     tags = reading.dialect
-    return Frame(
-        dialect=tags, opener=reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}"
-    )
+    return Frame(tags, reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}")
 
 
 DSML = ToolFormat(
@@ -103,14 +115,14 @@ DSML = ToolFormat(
     closers=tuple(reading.end for reading in DSML_READINGS),
     tokens=(DSML_MARK,),
     readings=(*DSML_READINGS, *DSML_CALL_READINGS),
-    grammar=CallGrammar(frames=tuple(map(_dsml_frame, DSML_READINGS[:3]))),
+    frames=tuple(map(_dsml_frame, DSML_READINGS[:3])),
 )
 
 
 # GLM: a name and pairs, with newlines between the tags (4.5, 4.6) or without (4.7 and later).
 
 
-def glm(
+def _glm(
     name: str, aliases: tuple[str, ...], opener: str, closer: str, clues: tuple[Clue, ...]
 ) -> ToolFormat:
     """Return the format of a family that writes like GLM between markers of its own."""
@@ -121,21 +133,16 @@ def glm(
         clues=clues,
         openers=(opener,),
         closers=(closer,),
-        tokens=pair_tags(tags),
+        tokens=_pair_tags(tags),
         # Small models sometimes write JSON between the markers.
-        readings=(
-            Reading(dialect=JSON_CALLS, begins=("{", "["), end=closer),
-            Reading(dialect=tags),
-        ),
-        grammar=CallGrammar(
-            frames=(Frame(dialect=tags, opener=opener, separator=(MAYBE_LINE,), is_block=False),)
-        ),
+        readings=(Reading(JSON_CALLS, begins=("{", "["), end=closer), Reading(tags)),
+        frames=(Frame(tags, opener, separator=(MAYBE_LINE,), is_block=False),),
     )
 
 
-GLM4 = glm(
+GLM4 = _glm(
     name="glm4",
-    aliases=("glm", "glm45", "glm47", "glm4_moe", "glm47_moe", "poolside_v1"),
+    aliases=("_glm", "glm45", "glm47", "glm4_moe", "glm47_moe", "poolside_v1"),
     opener="<tool_call>",
     closer="</tool_call>",
     clues=(in_template(KEY_TAG),),
@@ -145,7 +152,7 @@ GLM4 = glm(
 # Hunyuan 3: pairs as in GLM, but with an end of the name and a block around all calls.
 
 
-def hunyuan(
+def _hunyuan(
     name: str,
     aliases: tuple[str, ...],
     suffix: str = "",
@@ -167,7 +174,7 @@ def hunyuan(
     name_end = f"<tool_sep{suffix}>"
     after_name = f"{name_end}\n" if has_name_end else MAYBE_LINE
     tags = pairs((call, NAME, after_name), call_end, suffix=suffix)
-    key_tag = pair_tags(tags)[0]
+    key_tag = _pair_tags(tags)[0]
     clue = Clue(anywhere=(name_end, key_tag) if has_key_clue else (name_end,))
     return ToolFormat(
         name=name,
@@ -176,17 +183,15 @@ def hunyuan(
         own=own,
         openers=(opener, call),
         closers=(closer, call_end),
-        tokens=(*((name_end,) if has_name_end else ()), *pair_tags(tags)),
-        readings=(Reading(dialect=tags, end=closer),),
-        grammar=CallGrammar(
-            frames=(Frame(dialect=tags, opener=opener, call=("\n", *tags.call), end=f"\n{closer}"),)
-        ),
+        tokens=(*((name_end,) if has_name_end else ()), *_pair_tags(tags)),
+        readings=(Reading(tags, end=closer),),
+        frames=(Frame(tags, opener, call=("\n", *tags.call), end=f"\n{closer}"),),
     )
 
 
 # Hunyuan 3.
 
-HUNYUAN_V3 = hunyuan("hunyuan_v3", ("hy_v3", "hy3", "hunyuan"), has_key_clue=True)
+HUNYUAN_V3 = _hunyuan("hunyuan_v3", ("hy_v3", "hy3", "_hunyuan"), has_key_clue=True)
 
 
 # Hunyuan 3 as released, with a suffix on all tags, `<tool_call:opensource>`.
@@ -194,7 +199,7 @@ HUNYUAN_V3 = hunyuan("hunyuan_v3", ("hy_v3", "hy3", "hunyuan"), has_key_clue=Tru
 HUNYUAN_V3_OPENSOURCE_SUFFIX = ":opensource"
 HUNYUAN_V3_OPENSOURCE_THINK = f"<think{HUNYUAN_V3_OPENSOURCE_SUFFIX}>"
 
-HUNYUAN_V3_OPENSOURCE = hunyuan(
+HUNYUAN_V3_OPENSOURCE = _hunyuan(
     "hunyuan_v3_opensource", ("hy_v3_opensource",), HUNYUAN_V3_OPENSOURCE_SUFFIX
 )
 
@@ -232,7 +237,7 @@ def _hunyuan_v4_own_thought(evidence: FormatEvidence) -> ReasoningFormat | None:
 @cache
 def _hunyuan_v4_tools(suffix: str, *, has_name_end: bool = False) -> ToolFormat:
     aliases = ("hy_v4", "hy4")
-    return hunyuan(
+    return _hunyuan(
         "hunyuan_v4", aliases, suffix, has_name_end=has_name_end, own=_hunyuan_v4_own_tools
     )
 
@@ -258,7 +263,7 @@ HUNYUAN_V4, HUNYUAN_V4_THOUGHT = (
 
 IQUEST_CODER_OPENER = "<iquestcoder_tool_call>"
 
-IQUEST_CODER = glm(
+IQUEST_CODER = _glm(
     name="iquest_coder",
     aliases=("iquest_coder_v2", "iquest_q1"),
     opener=IQUEST_CODER_OPENER,
@@ -286,25 +291,18 @@ K2_HORIZON = ToolFormat(
     clues=(in_template(K2_HORIZON_CALL), as_tokens(K2_HORIZON_CALL)),
     openers=(K2_HORIZON_OPENER, K2_HORIZON_CALL),
     closers=(K2_HORIZON_CLOSER, K2_HORIZON_CALL_END),
-    tokens=pair_tags(K2_HORIZON_TAGS),
+    tokens=_pair_tags(K2_HORIZON_TAGS),
     readings=(
-        Reading(
-            dialect=JSON_CALLS,
-            openers=(K2_HORIZON_CALL,),
-            begins=("{", "["),
-            end=K2_HORIZON_CALL_END,
-        ),
-        Reading(dialect=K2_HORIZON_TAGS, end=K2_HORIZON_CLOSER),
+        Reading(JSON_CALLS, openers=(K2_HORIZON_CALL,), begins=("{", "["), end=K2_HORIZON_CALL_END),
+        Reading(K2_HORIZON_TAGS, end=K2_HORIZON_CLOSER),
     ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=K2_HORIZON_TAGS,
-                opener=K2_HORIZON_OPENER,
-                call=("\n", *K2_HORIZON_TAGS.call),
-                end=f"\n{K2_HORIZON_CLOSER}",
-            ),
-        )
+    frames=(
+        Frame(
+            K2_HORIZON_TAGS,
+            K2_HORIZON_OPENER,
+            call=("\n", *K2_HORIZON_TAGS.call),
+            end=f"\n{K2_HORIZON_CLOSER}",
+        ),
     ),
 )
 
@@ -364,21 +362,19 @@ KIMI_K3 = ToolFormat(
     openers=(KIMI_K3_OPENER,),
     closers=(KIMI_K3_CLOSER,),
     tokens=(KIMI_K3_OPEN, KIMI_K3_CLOSE, KIMI_K3_SEP),
-    readings=(Reading(dialect=KIMI_K3_TAGS, end=KIMI_K3_CLOSER),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=KIMI_K3_TAGS,
-                opener=KIMI_K3_OPENER,
-                end=f"{KIMI_K3_CLOSER}{_kimi_k3_close('message')}{KIMI_K3_MESSAGE_END}",
-            ),
+    readings=(Reading(KIMI_K3_TAGS, end=KIMI_K3_CLOSER),),
+    frames=(
+        Frame(
+            KIMI_K3_TAGS,
+            KIMI_K3_OPENER,
+            end=f"{KIMI_K3_CLOSER}{_kimi_k3_close('message')}{KIMI_K3_MESSAGE_END}",
         ),
-        around=Section(
-            begin=_kimi_k3_open("response"),
-            end=_kimi_k3_close("response"),
-            may_be_open=True,
-            closes=True,
-        ),
+    ),
+    around=Section(
+        begin=_kimi_k3_open("response"),
+        end=_kimi_k3_close("response"),
+        may_be_open=True,
+        closes=True,
     ),
     is_quotable=False,
 )
@@ -403,29 +399,20 @@ LONGCAT_OPENER, LONGCAT_CLOSER = f"<{LONGCAT_PREFIX}tool_call>", f"</{LONGCAT_PR
 LONGCAT_THINK = f"<{LONGCAT_PREFIX}think>"
 
 LONGCAT_TAGS = pairs((LONGCAT_OPENER, NAME, "\n"), LONGCAT_CLOSER, LONGCAT_PREFIX)
-LONGCAT_KEY_TAG = pair_tags(LONGCAT_TAGS)[0]
+LONGCAT_KEY_TAG = _pair_tags(LONGCAT_TAGS)[0]
 
 LONGCAT = ToolFormat(
     name="longcat",
     clues=(in_template(LONGCAT_OPENER),),
     openers=(LONGCAT_OPENER,),
     closers=(LONGCAT_CLOSER,),
-    tokens=pair_tags(LONGCAT_TAGS),
-    readings=(
-        Reading(dialect=JSON_CALLS, begins=("{", "["), end=LONGCAT_CLOSER),
-        Reading(dialect=LONGCAT_TAGS),
-    ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=LONGCAT_TAGS,
-                opener=LONGCAT_OPENER,
-                separator=("\n",),
-                needs=LONGCAT_KEY_TAG,
-                is_block=False,
-            ),
-            calls_between(LONGCAT_OPENER, LONGCAT_CLOSER, JSON_CALLS, lacks=LONGCAT_KEY_TAG),
-        )
+    tokens=_pair_tags(LONGCAT_TAGS),
+    readings=(Reading(JSON_CALLS, begins=("{", "["), end=LONGCAT_CLOSER), Reading(LONGCAT_TAGS)),
+    frames=(
+        Frame(
+            LONGCAT_TAGS, LONGCAT_OPENER, separator=("\n",), needs=LONGCAT_KEY_TAG, is_block=False
+        ),
+        calls_between(LONGCAT_OPENER, LONGCAT_CLOSER, JSON_CALLS, lacks=LONGCAT_KEY_TAG),
     ),
 )
 
@@ -457,12 +444,8 @@ MINICPM5 = ToolFormat(
     clues=(in_template(f'{MINICPM5_OPENER}"', f'{MINICPM5_PARAMETER}"'),),
     openers=(MINICPM5_OPENER,),
     closers=(MINICPM5_CLOSER,),
-    readings=(Reading(dialect=MINICPM5_TAGS),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(dialect=MINICPM5_TAGS, opener=MINICPM5_OPENER, separator=("\n",), is_block=False),
-        )
-    ),
+    readings=(Reading(MINICPM5_TAGS),),
+    frames=(Frame(MINICPM5_TAGS, MINICPM5_OPENER, separator=("\n",), is_block=False),),
 )
 
 
@@ -483,16 +466,14 @@ MINIMAX_M2 = ToolFormat(
     clues=(in_template(MINIMAX_M2_OPENER),),
     openers=(MINIMAX_M2_OPENER,),
     closers=(MINIMAX_M2_CLOSER,),
-    readings=(Reading(dialect=MINIMAX_M2_TAGS, end=MINIMAX_M2_CLOSER),),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=MINIMAX_M2_TAGS,
-                opener=MINIMAX_M2_OPENER,
-                call=("\n", *MINIMAX_M2_TAGS.call),
-                end=f"\n{MINIMAX_M2_CLOSER}",
-            ),
-        )
+    readings=(Reading(MINIMAX_M2_TAGS, end=MINIMAX_M2_CLOSER),),
+    frames=(
+        Frame(
+            MINIMAX_M2_TAGS,
+            MINIMAX_M2_OPENER,
+            call=("\n", *MINIMAX_M2_TAGS.call),
+            end=f"\n{MINIMAX_M2_CLOSER}",
+        ),
     ),
 )
 
@@ -514,14 +495,10 @@ DOTS3 = ToolFormat(
     closers=(DOTS3_CLOSER,),
     # Served models also write JSON between the markers.
     readings=(
-        Reading(dialect=JSON_CALLS, begins=("{", "["), end=DOTS3_CLOSER),
-        Reading(dialect=DOTS3_TAGS, end=DOTS3_CLOSER),
+        Reading(JSON_CALLS, begins=("{", "["), end=DOTS3_CLOSER),
+        Reading(DOTS3_TAGS, end=DOTS3_CLOSER),
     ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(dialect=DOTS3_TAGS, opener=DOTS3_OPENER, call=DOTS3_TAGS.call, end=DOTS3_CLOSER),
-        )
-    ),
+    frames=(Frame(DOTS3_TAGS, DOTS3_OPENER, call=DOTS3_TAGS.call, end=DOTS3_CLOSER),),
 )
 
 
@@ -558,18 +535,16 @@ MINIMAX_M3 = ToolFormat(
     closers=(MINIMAX_M3_CLOSER, MINIMAX_M2_CLOSER),
     tokens=(MINIMAX_M3_MARK,),
     readings=(
-        Reading(dialect=MINIMAX_M3_TAGS, openers=(MINIMAX_M3_OPENER,), end=MINIMAX_M3_CLOSER),
-        Reading(dialect=MINIMAX_M2_TAGS, openers=(MINIMAX_M2_OPENER,), end=MINIMAX_M2_CLOSER),
+        Reading(MINIMAX_M3_TAGS, openers=(MINIMAX_M3_OPENER,), end=MINIMAX_M3_CLOSER),
+        Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_OPENER,), end=MINIMAX_M2_CLOSER),
     ),
-    grammar=CallGrammar(
-        frames=(
-            Frame(
-                dialect=MINIMAX_M3_TAGS,
-                opener=MINIMAX_M3_OPENER,
-                call=("\n", *MINIMAX_M3_TAGS.call),
-                end=f"\n{MINIMAX_M3_CLOSER}",
-            ),
-        )
+    frames=(
+        Frame(
+            MINIMAX_M3_TAGS,
+            MINIMAX_M3_OPENER,
+            call=("\n", *MINIMAX_M3_TAGS.call),
+            end=f"\n{MINIMAX_M3_CLOSER}",
+        ),
     ),
 )
 
@@ -605,20 +580,14 @@ QWEN3_CODER = ToolFormat(
     closers=(QWEN3_CODER_CLOSER,),
     # Small models sometimes write JSON between the markers.
     readings=(
-        Reading(dialect=JSON_CALLS, begins=("{", "["), end=QWEN3_CODER_CLOSER),
-        Reading(dialect=QWEN3_CODER_TAGS, end=QWEN3_CODER_CLOSER),
+        Reading(JSON_CALLS, begins=("{", "["), end=QWEN3_CODER_CLOSER),
+        Reading(QWEN3_CODER_TAGS, end=QWEN3_CODER_CLOSER),
     ),
-    grammar=CallGrammar(
-        frames=(
-            calls_between(QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER, QWEN3_CODER_TAGS),
-            Frame(
-                dialect=QWEN3_CODER_TAGS,
-                opener=QWEN3_CODER_FUNCTION,
-                separator=("\n",),
-                is_block=False,
-                is_lapse=True,
-            ),
-        )
+    frames=(
+        calls_between(QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER, QWEN3_CODER_TAGS),
+        Frame(
+            QWEN3_CODER_TAGS, QWEN3_CODER_FUNCTION, separator=("\n",), is_block=False, is_lapse=True
+        ),
     ),
 )
 
@@ -642,8 +611,8 @@ SEED_OSS = ToolFormat(
     clues=(in_template(SEED_OSS_OPENER),),
     openers=(SEED_OSS_OPENER,),
     closers=(SEED_OSS_CLOSER,),
-    readings=(Reading(dialect=SEED_OSS_TAGS, end=SEED_OSS_CLOSER),),
-    grammar=CallGrammar(frames=(calls_between(SEED_OSS_OPENER, SEED_OSS_CLOSER, SEED_OSS_TAGS),)),
+    readings=(Reading(SEED_OSS_TAGS, end=SEED_OSS_CLOSER),),
+    frames=(calls_between(SEED_OSS_OPENER, SEED_OSS_CLOSER, SEED_OSS_TAGS),),
 )
 
 SEED_OSS_THOUGHT = ReasoningFormat(
@@ -683,6 +652,6 @@ STEP3 = ToolFormat(
     openers=(STEP3_OPENER,),
     closers=(STEP3_CLOSER,),
     tokens=(STEP3_BEGIN, STEP3_SEPARATOR, STEP3_END),
-    readings=(Reading(dialect=STEP3_TAGS, end=STEP3_CLOSER),),
-    grammar=CallGrammar(frames=(Frame(dialect=STEP3_TAGS, opener=STEP3_OPENER, end=STEP3_CLOSER),)),
+    readings=(Reading(STEP3_TAGS, end=STEP3_CLOSER),),
+    frames=(Frame(STEP3_TAGS, STEP3_OPENER, end=STEP3_CLOSER),),
 )

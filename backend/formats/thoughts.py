@@ -1,8 +1,7 @@
 """Thought formats that do not belong to a single tool-call format."""
 
 from backend.formats import tagged
-from backend.formats.evidence import Clue, as_tokens, in_template
-from backend.formats.format import ReasoningFormat
+from backend.formats.format import Clue, ReasoningFormat, as_tokens, in_template
 
 _START, _END = "<think>", "</think>"
 _KIMI = "◁think▷"

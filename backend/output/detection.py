@@ -8,11 +8,17 @@ from typing import TypeVar
 
 from backend.core.delta import Delta, ToolCallDelta
 from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL
-from backend.formats.evidence import FORCED, FormatEvidence
-from backend.formats.format import NO_REASONING, NO_TOOLS, ReasoningFormat, ToolFormat
-from backend.formats.grammar import Frame
+from backend.formats.dialects import Characters, Id, Maybe, Part, Slot, Template, text_of
+from backend.formats.format import (
+    FORCED,
+    NO_REASONING,
+    NO_TOOLS,
+    FormatEvidence,
+    Frame,
+    ReasoningFormat,
+    ToolFormat,
+)
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from backend.formats.template import Characters, Id, Maybe, Part, Slot, Template, text_of
 from backend.output.reply_format import OutputFormat, warn_once
 from backend.output.router import Router
 
@@ -34,17 +40,16 @@ def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat
 
 def _closeness(tool_format: ToolFormat, written_call: str) -> int:
     """Return how many fixed characters of a format's call occur in a text that it reads."""
-    frames = tool_format.grammar.frames if tool_format.grammar else ()
     text = _squeezed(written_call)
     lengths = [
         len(_squeezed(text_of(whole)))
-        for whole in (_whole_call(frame) for frame in frames if not frame.is_lapse)
+        for whole in (_whole_call(frame) for frame in tool_format.frames if not frame.is_lapse)
         if re.search(_pattern(whole), text)
     ]
-    return max(lengths) if lengths and can_read(tool_format, written_call) else 0
+    return max(lengths) if lengths and _can_read(tool_format, written_call) else 0
 
 
-def can_read(tool_format: ToolFormat, written_call: str) -> bool:
+def _can_read(tool_format: ToolFormat, written_call: str) -> bool:
     """Tell whether a format reads `EXAMPLE_CALL`, and no other call, in a text."""
     tools = {EXAMPLE_TOOL.name: EXAMPLE_TOOL.parameters}
     router = Router(OutputFormat(NO_REASONING, tool_format), tools=tools)
@@ -118,19 +123,19 @@ def _tools(evidence: FormatEvidence) -> tuple[ToolFormat | None, str]:
     if named is NO_TOOLS or (named and hint != evidence.tool_parser):
         return named, "by an option"
     written = find_by_call(TOOL_FORMATS, evidence.written_call) if evidence.written_call else None
-    told = written or _fitting(TOOL_FORMATS, evidence)
-    if told is None or told is named:
+    evident = written or _fitting(TOOL_FORMATS, evidence)
+    if evident is None or evident is named:
         return named, "by an option"
     if named is not None:
         # The host's importer guesses a parser from the name of the model, and is wrong where a
         # family changed its format: deepseek_v3 for DSML, minimax_m2 for MiniMax M3.
         warn_once(
-            f"tool_parser {hint!r} contradicts the model's own evidence of {told.name}, which "
+            f"tool_parser {hint!r} contradicts the model's own evidence of {evident.name}, which "
             f"wins; tool_parser!:{hint} forces it"
         )
     if written and evidence.is_told_here:
-        return told, "in which the tools are written"
-    return told, "by the call in its template" if written else "by clues"
+        return evident, "in which the tools are written"
+    return evident, "by the call in its template" if written else "by clues"
 
 
 def find(

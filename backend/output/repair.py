@@ -8,16 +8,25 @@ from functools import lru_cache
 
 from backend.core.delta import Delta
 from backend.formats import literal, tagged
-from backend.formats.dialects import JSON_CALLS, Literals, NamedJson, Objects, Reading, Tags
+from backend.formats.dialects import (
+    ARGUMENTS,
+    JSON_CALLS,
+    Literals,
+    NamedJson,
+    Objects,
+    Reading,
+    Tags,
+    split_at,
+    text_of,
+)
 from backend.formats.format import ToolFormat
-from backend.formats.template import ARGUMENTS, split_at, text_of
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
     NotJsonError,
     Repaired,
-    mended_value,
     read_json,
     read_members,
+    repaired_value,
 )
 from backend.output.readers.typed_values import NOT_A_STRING, STRING, ParameterTypes, json_string
 from backend.output.tag_repair import (
@@ -47,7 +56,7 @@ _MAX_FAILURES = 32
 
 # Models that drift from their own format fall back to these.
 _FALLBACKS = tuple(
-    Reading(dialect=dialect)
+    Reading(dialect)
     for dialect in (
         tagged.QWEN3_CODER_TAGS,
         tagged.MINIMAX_M2_TAGS,
@@ -58,7 +67,7 @@ _FALLBACKS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class RepairedCall:
+class _RepairedCall:
     """A call that was read despite damage.
 
     Attributes:
@@ -73,14 +82,12 @@ class RepairedCall:
     is_open: bool = False
 
 
-def repaired_calls(
+def _repaired_calls(
     tool_format: ToolFormat, raw: str, names: Names, *, is_cut: bool = False
-) -> list[RepairedCall]:
-    """Return the calls in a block, read by the first of a format's dialects that finds any.
+) -> list[_RepairedCall]:
+    """Return the calls in a block, opener included, by the first dialect that finds any.
 
-    Args:
-        raw: The text of a block, including its opener, up to its end.
-        is_cut: Whether the reply ended before the block did.
+    `is_cut` says that the reply ended before the block did.
     """
     failures = iter(range(_MAX_FAILURES))
     quotes = _quotes(tool_format)
@@ -117,7 +124,7 @@ def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
 
 def _calls_of(
     reading: Reading, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
-) -> Iterator[RepairedCall]:
+) -> Iterator[_RepairedCall]:
     match reading.dialect:
         case Objects():
             yield from _object_calls(raw, names, failures)
@@ -127,7 +134,7 @@ def _calls_of(
             yield from _tagged_calls(reading.dialect, raw, names, failures, is_cut=is_cut)
 
 
-def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[RepairedCall]:
+def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[_RepairedCall]:
     # Without a marker, an object with other keys is an answer.
     is_bare = raw.lstrip().startswith(("{", "["))
     position = raw.find("{")
@@ -148,7 +155,7 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
         position = raw.find("{", found.end)
 
 
-def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> RepairedCall | None:
+def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> _RepairedCall | None:
     """Return the call that an object represents, if any."""
     fields = found.members
     if fields.get("function", "").startswith("{"):
@@ -160,7 +167,7 @@ def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> RepairedCal
         given = _object_in(text)
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
-    return RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
+    return _RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
 
 
 def _text_in(value: str) -> str | None:
@@ -176,7 +183,7 @@ def _object_in(text: str) -> str:
         return ""
 
 
-def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None:
+def _broken_object(raw: str, position: int, names: Names) -> _RepairedCall | None:
     """Return the call in an object that ends too early or too late."""
     found = _NAMED.match(raw, position)
     name = offered_name(found["name"], names) if found else ""
@@ -186,14 +193,14 @@ def _broken_object(raw: str, position: int, names: Names) -> RepairedCall | None
         arguments = read_json(raw, found.end())
     except NotJsonError:
         return None
-    return RepairedCall(
+    return _RepairedCall(
         name, arguments.text, arguments.end, ("a damaged object",), arguments.is_open
     )
 
 
 def _named_calls(
     dialect: NamedJson | None, raw: str, names: Names, failures: Iterator[int]
-) -> Iterator[RepairedCall]:
+) -> Iterator[_RepairedCall]:
     """Yield calls with names before JSON."""
     if raw.lstrip().startswith(("{", "[{")):
         return
@@ -216,7 +223,7 @@ def _named_calls(
                         return
                     begin = body.find("{", position)
                     continue
-                yield RepairedCall(
+                yield _RepairedCall(
                     name, found.text, offset + found.end, found.reasons, found.is_open
                 )
                 position, name = found.end, ""
@@ -232,14 +239,13 @@ def _marks_at_end(dialect: NamedJson) -> re.Pattern[str]:
 
 
 def _call_markers(dialect: NamedJson) -> tuple[str, str]:
-    """Return the markers at the beginning and the end of a call."""
     begin, end = split_at(dialect.call, ARGUMENTS)
     return text_of(begin[:1]).strip(), text_of(end[-1:]).strip().strip("`").strip()
 
 
 def _literal_calls(
     quotes: tuple[str, ...], raw: str, names: Names, failures: Iterator[int]
-) -> Iterator[RepairedCall]:
+) -> Iterator[_RepairedCall]:
     """Yield calls in brackets of any kind."""
     position = 0
     while found := _CALLED.search(raw, position):
@@ -260,13 +266,13 @@ def _literal_calls(
         closer = _CLOSERS.match(raw, arguments.end)
         end = closer.end() if closer else arguments.end
         reasons = arguments.reasons or ("other brackets",)
-        yield RepairedCall(name, arguments.text, end, reasons, arguments.is_open)
+        yield _RepairedCall(name, arguments.text, end, reasons, arguments.is_open)
         position = end
 
 
 def _tagged_calls(
     dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
-) -> Iterator[RepairedCall]:
+) -> Iterator[_RepairedCall]:
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
     for begin, end, is_closed in tags.calls(raw, names):
@@ -286,14 +292,14 @@ def _tagged_calls(
             for key, (text, kind) in arguments.items()
         )
         text = f"{{{', '.join(fields)}}}"
-        yield RepairedCall(name, text, end, ("tags",), is_open=not is_closed)
+        yield _RepairedCall(name, text, end, ("tags",), is_open=not is_closed)
 
 
 def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
     if kind and kind in dialect.types.values():
         is_string = kind == dialect.types["string"]
-        return mended_value(text, STRING if is_string else NOT_A_STRING)
-    return mended_value(text, types.of(key))
+        return repaired_value(text, STRING if is_string else NOT_A_STRING)
+    return repaired_value(text, types.of(key))
 
 
 _MAX_CHARS_TO_NAME = 200
@@ -309,6 +315,9 @@ class RepairReader:
 
     A block counts as damaged if the first word after its opener is the name of an offered tool,
     and the text goes on like a call. Anything else is text, and is returned at once.
+
+    Attributes:
+        held: The whole text of the block.
     """
 
     def __init__(
@@ -331,7 +340,7 @@ class RepairReader:
         self._context = context
         self._format = tool_format
         self._markup = markup_of(tool_format)
-        self._raw = raw
+        self.held = raw
         self._unread = len(raw) - unread
         self._is_after_call = is_after_call
         self._is_call = context.calls.is_open
@@ -339,27 +348,22 @@ class RepairReader:
         self._searched = 0 if is_after_call else len(context.opener)
 
     @property
-    def held(self) -> str:
-        """The whole text of the block."""
-        return self._raw
-
-    @property
     def is_mid_call(self) -> bool:
         """Whether the reply would end inside a call, which is so unless there are only markers."""
         is_between = self._is_after_call and not self._is_call
-        return not is_between or bool(self._markup.without_strays(self._raw).strip(_PUNCTUATION))
+        return not is_between or bool(self._markup.without_strays(self.held).strip(_PUNCTUATION))
 
     def feed(self, text: str) -> ReaderOutput:
         """Read more text, up to the end of the block or until it turns out not to be one."""
-        self._raw += text
-        if self._is_after_call and self._raw.lstrip().startswith(self._format.openers):
-            return ReaderOutput(rest=self._raw)
+        self.held += text
+        if self._is_after_call and self.held.lstrip().startswith(self._format.openers):
+            return ReaderOutput(rest=self.held)
         if not self._is_call and not self._decide():
             return ReaderOutput() if self._is_undecided() else self._given_up()
         end = self._end()
         if end >= 0:
             return self._repaired(end)
-        return self._shortened() if len(self._raw) > _MAX_BLOCK_CHARS else ReaderOutput()
+        return self._shortened() if len(self.held) > _MAX_BLOCK_CHARS else ReaderOutput()
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""
@@ -367,15 +371,15 @@ class RepairReader:
             return ReaderOutput()
         if not self._is_call:
             # With nothing to follow, the last word is complete.
-            word, _ = self._markup.first_word(self._raw)
+            word, _ = self._markup.first_word(self.held)
             if self._goes_on is False or (self._context.in_prose and not self._goes_on):
                 return self._given_up()
             self._is_call = bool(offered_name(word, self._context.calls))
-        return self._repaired(len(self._raw), is_last=True)
+        return self._repaired(len(self.held), is_last=True)
 
     def _decide(self) -> bool:
         """Tell whether the block is known to be a call."""
-        word, is_whole = self._markup.first_word(self._raw)
+        word, is_whole = self._markup.first_word(self.held)
         is_offered = is_whole and bool(offered_name(word, self._context.calls))
         self._is_call = is_offered and bool(self._goes_on)
         return self._is_call
@@ -387,15 +391,15 @@ class RepairReader:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
         is_bare = opener in self._format.leads
-        if is_bare and _LIST_OF_DATA.match(self._raw, self._raw.find("[")):
+        if is_bare and _LIST_OF_DATA.match(self.held, self.held.find("[")):
             return False
-        return goes_on_as_call(self._markup, self._raw, opener, in_prose=in_prose)
+        return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
 
     def _is_undecided(self) -> bool:
-        is_short = len(self._raw) < len(self._context.opener) + _MAX_CHARS_TO_NAME
-        if is_short and self._is_after_call and self._markup.may_begin_stray(self._raw):
+        is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
+        if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
             return True
-        word, is_whole = self._markup.first_word(self._raw)
+        word, is_whole = self._markup.first_word(self.held)
         if is_whole and offered_name(word, self._context.calls):
             return is_short and self._goes_on is None
         parts = {word, *re.split("[.:]", word)}
@@ -410,32 +414,32 @@ class RepairReader:
         closers = [
             place + len(closer)
             for closer in self._format.closers
-            if (place := self._raw.find(closer, self._searched)) >= 0
+            if (place := self.held.find(closer, self._searched)) >= 0
         ]
         opener = self._context.opener.strip() or "\0"
-        again = self._raw.find(opener, self._searched) if len(opener) > 1 else -1
+        again = self.held.find(opener, self._searched) if len(opener) > 1 else -1
         found = [place for place in (*closers, again) if place >= 0]
-        self._searched = max(self._searched, len(self._raw) - _MAX_MARKER_CHARS)
+        self._searched = max(self._searched, len(self.held) - _MAX_MARKER_CHARS)
         return min(found, default=-1)
 
     def _shortened(self) -> ReaderOutput:
         """Stop reading calls in a block that is too long; an emitted one stays unfinished."""
         if not self._context.calls.is_open:
-            return self._given_up(len(self._raw))
+            return self._given_up(len(self.held))
         self._is_too_long = True
-        self._raw = self._raw[-_MAX_MARKER_CHARS:]
+        self.held = self.held[-_MAX_MARKER_CHARS:]
         self._searched = 0
         return ReaderOutput()
 
     def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
         """Emit the calls of the block, and the text after the last one."""
-        raw, rest = self._raw[:end], self._raw[end:]
+        raw, rest = self.held[:end], self.held[end:]
         ledger = self._context.calls
         if self._is_too_long:
             ledger.abandon()
             return ReaderOutput(rest=rest)
         is_short = len(raw) <= _MAX_BLOCK_CHARS
-        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
+        calls = _repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
         if not calls and not ledger.is_open:
             return self._given_up(end)
         deltas: list[Delta] = []
@@ -457,7 +461,7 @@ class RepairReader:
         text = text if calls else text.rstrip(_PUNCTUATION)
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
-    def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
+    def _completed(self, call: _RepairedCall | None) -> Iterator[Delta]:
         """Yield the rest of the arguments of a partly emitted call."""
         ledger = self._context.calls
         delta = ledger.settle(call.arguments) if call else None
@@ -468,11 +472,11 @@ class RepairReader:
         yield delta
         ledger.complete(*call.reasons)
 
-    def _lacks_arguments(self, call: RepairedCall) -> bool:
+    def _lacks_arguments(self, call: _RepairedCall) -> bool:
         """Tell whether a call that nothing has closed lacks required arguments."""
         return call.is_open and self._context.calls.lacks_arguments(call.name, call.arguments)
 
-    def _handed_out(self, call: RepairedCall, *, is_short: bool) -> Iterator[Delta]:
+    def _handed_out(self, call: _RepairedCall, *, is_short: bool) -> Iterator[Delta]:
         ledger = self._context.calls
         yield ledger.open(call.name)
         if is_short:
@@ -486,10 +490,10 @@ class RepairReader:
         """Return the text, up to the end of the block; without markup if it was a call."""
         opener = "" if self._is_after_call else self._context.opener
         if self._is_after_call and not self._is_call:
-            return ReaderOutput(rest=self._markup.without_strays(self._raw))
+            return ReaderOutput(rest=self._markup.without_strays(self.held))
         if self._is_call and self._context.in_prose:
-            return ReaderOutput(rejected=self._raw[:end], rest=self._raw[end:], is_damaged=True)
+            return ReaderOutput(rejected=self.held[:end], rest=self.held[end:], is_damaged=True)
         if self._is_call and opener not in self._format.leads:
-            text = self._markup.removed(self._raw[:end]).strip()
-            return ReaderOutput(rejected=text, rest=self._raw[end:], is_damaged=True)
-        return ReaderOutput(rejected=opener, rest=self._raw.removeprefix(opener))
+            text = self._markup.removed(self.held[:end]).strip()
+            return ReaderOutput(rejected=text, rest=self.held[end:], is_damaged=True)
+        return ReaderOutput(rejected=opener, rest=self.held.removeprefix(opener))

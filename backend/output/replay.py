@@ -98,7 +98,7 @@ def _played(
 ) -> Iterator[tuple[tuple[Delta, ...], Finish | None]]:
     for token_id in range(chunks + 1):
         is_last = token_id == chunks
-        yield cursor.feed(Steps(token_ids=[token_id], finish_reason=stop if is_last else None))
+        yield cursor.advance(Steps(token_ids=[token_id], finish_reason=stop if is_last else None))
 
 
 def fold(outputs: Iterable[tuple[tuple[Delta, ...], Finish | None]]) -> Completion:
@@ -163,11 +163,11 @@ class ChunkDetokenizer:
     def __init__(self, chunks: Sequence[str]) -> None:
         self._chunks = chunks
 
-    def feed(self, token_id: int) -> str:
+    def decode(self, token_id: int) -> str:
         """Return the chunk."""
         return self._chunks[token_id]
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return nothing: no text is held back."""
         return ""
 

@@ -32,14 +32,14 @@ class StopMatcher:
     def __init__(self, stop_strings: Iterable[str]) -> None:
         self._scanner = Scanner(Automaton(stop_strings))
 
-    def feed(self, text: str) -> tuple[str, bool]:
+    def pass_text(self, text: str) -> tuple[str, bool]:
         """Return the text that is safe to send, and whether a stop string followed it."""
-        scan = self._scanner.feed(text)
+        scan = self._scanner.scan(text)
         return scan.safe, bool(scan.match)
 
-    def finish(self) -> str:
+    def pass_last(self) -> str:
         """Return the text held back, because the content ends here or is interrupted."""
-        return self._scanner.finish()
+        return self._scanner.release()
 
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -51,10 +51,10 @@ _CONTEXT_TOKENS = 4
 class Detokenizer(Protocol):
     """Converts the tokens of one reply to text."""
 
-    def feed(self, token_id: int) -> str:
+    def decode(self, token_id: int) -> str:
         """Return the text that this token makes certain; it may be empty."""
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Return the text held back so far; an incomplete code point is dropped."""
 
 
@@ -72,7 +72,7 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         self._trims = trims_leading_space
 
-    def feed(self, token_id: int) -> str:
+    def decode(self, token_id: int) -> str:
         """Return the text that this token makes certain; empty for an unknown id."""
         if not 0 <= token_id < len(self._pieces):
             return ""
@@ -82,7 +82,7 @@ class ByteDetokenizer:
             return text.removeprefix(" ")
         return text
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Drop an incomplete code point; nothing else is ever held back."""
         self._decoder.reset()
         return ""
@@ -92,16 +92,12 @@ class WindowDetokenizer:
     """For a tokenizer that can only decode ids: decodes a sliding window of the latest ones."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """Begin a reply.
-
-        Args:
-            decode: Converts token ids to visible text, with U+FFFD for incomplete characters.
-        """
+        """Begin a reply; `decode` writes U+FFFD for incomplete characters."""
         self._decode = decode
         self._window: list[int] = []
         self._sent_chars = 0
 
-    def feed(self, token_id: int) -> str:
+    def decode(self, token_id: int) -> str:
         """Return the text that this token makes certain."""
         self._window.append(token_id)
         text = self._certain_text()
@@ -112,7 +108,7 @@ class WindowDetokenizer:
             self._sent_chars = len(self._certain_text())
         return fresh.replace(_REPLACEMENT, "")
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """Drop an incomplete code point; nothing else is ever held back."""
         return ""
 
@@ -159,12 +155,7 @@ class ReplyCursor:
     def __init__(
         self, spec: ReplySpec, detokenizer: Detokenizer, token_bytes: Callable[[int], bytes]
     ) -> None:
-        """Begin a reply.
-
-        Args:
-            detokenizer: A fresh detokenizer.
-            token_bytes: Returns the bytes of any token, for the logprobs.
-        """
+        """Begin a reply with a fresh detokenizer; `token_bytes` is for the logprobs."""
         self._spec = spec
         self._detokenizer = detokenizer
         self._token_bytes = token_bytes
@@ -188,7 +179,7 @@ class ReplyCursor:
         """Repairs made to calls, by call index."""
         return self._router.repairs
 
-    def feed(self, steps: Steps) -> tuple[tuple[Delta, ...], Finish | None]:
+    def advance(self, steps: Steps) -> tuple[tuple[Delta, ...], Finish | None]:
         """Return the deltas of the steps, and the finish if the reply ends in them.
 
         Steps after the end are ignored.
@@ -206,7 +197,7 @@ class ReplyCursor:
         for position, token_id in enumerate(token_ids):
             if reason is FinishReason.STOP and position == len(token_ids) - 1:
                 break
-            match self._router.feed(self._detokenizer.feed(token_id)):
+            match self._router.feed(self._detokenizer.decode(token_id)):
                 case [ContentDelta() as content] if self._passes_content:
                     self._deltas.append(content)
                 case deltas:
@@ -220,7 +211,6 @@ class ReplyCursor:
             self._flush(truncated=reason is not FinishReason.STOP)
 
     def _send(self, deltas: Iterable[Delta]) -> None:
-        """Pass deltas on, up to a stop string, which never spans channels."""
         limits_calls = self._spec.max_calls is not None
         for delta in deltas:
             if limits_calls and self._exceeds_calls(delta):
@@ -252,22 +242,20 @@ class ReplyCursor:
         return self._has_all_calls and not is_of_last
 
     def _send_content(self, delta: ContentDelta) -> None:
-        """Pass content on, up to a stop string."""
         if self._stop is None:
             self._deltas.append(delta)
             return
-        text, self._has_stopped = self._stop.feed(delta.text)
+        text, self._has_stopped = self._stop.pass_text(delta.text)
         if text:
             self._deltas.append(ContentDelta(text))
 
     def _release(self) -> None:
-        """Pass on the content that might have become a stop string."""
-        if self._stop is not None and (text := self._stop.finish()):
+        if self._stop is not None and (text := self._stop.pass_last()):
             self._deltas.append(ContentDelta(text))
 
     def _flush(self, *, truncated: bool) -> None:
         """Pass on the text held back by detokenizer, router and stop matcher, in this order."""
-        self._send(self._router.feed(self._detokenizer.finish()))
+        self._send(self._router.feed(self._detokenizer.flush()))
         self._send(self._router.finish(truncated=truncated))
         if not self._has_stopped:
             self._release()
@@ -306,7 +294,6 @@ def _router(spec: ReplySpec) -> Router | RuledRouter:
 
 
 def _joined(deltas: Iterable[Delta]) -> tuple[Delta, ...]:
-    """Join adjacent deltas of one kind."""
     return tuple(_whole(list(group)) for _, group in groupby(deltas, key=_kind))
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from backend.core.guide import ThoughtTexts
 from backend.formats.format import ReasoningFormat, ToolFormat
-from backend.formats.turns import TURN_STARTS
+from backend.formats.registry import TURN_STARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,7 @@ def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:
 
 
 def thought_texts(output_format: OutputFormat, *, has_tools: bool) -> ThoughtTexts | None:
-    """Return the texts that delimit thoughts, or `None` for a model without thoughts.
-
-    Args:
-        has_tools: Whether there may be calls, which end a thought in some formats.
-    """
+    """Return the texts that delimit thoughts, or `None` for a model without thoughts."""
     reasoning, tools = output_format.reasoning, output_format.tools
     if not (reasoning.starts and reasoning.ends):
         return None

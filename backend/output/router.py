@@ -35,7 +35,7 @@ _BEFORE_NAME = "="
 _MAX_CHARS = 400
 
 
-class Block:
+class _Block:
     """Reads from an opener to the end of its calls; a damaged block is reread."""
 
     def __init__(
@@ -54,16 +54,13 @@ class Block:
 
     @property
     def held(self) -> str:
-        """Raw text consumed but not emitted."""
         return self._reader.held
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether the reply would end inside a call if it ended here."""
         return self._reader.is_mid_call
 
     def feed(self, text: str) -> ReaderOutput:
-        """Read more text; not called again after `rest` was returned."""
         if not self.is_repaired:
             self._fed.append(text)
             if self._is_in_sentence():
@@ -92,8 +89,7 @@ class Block:
     def _is_in_sentence(self, *, is_last: bool = False) -> bool:
         """Tell whether this is an opener in a sentence, with a name but nothing else of a call.
 
-        Args:
-            is_last: Whether the reply ends here, so that nothing will follow the name.
+        `is_last` says that the reply ends here, so that nothing will follow the name.
         """
         context, ledger = self._context, self._context.calls
         has_begun = ledger.is_open or len(ledger.completed) > self._calls_before
@@ -125,11 +121,7 @@ class Block:
         return may_repair and not self.is_repaired
 
     def _repair(self, unread: str) -> None:
-        """Pass the block to the repairing reader.
-
-        Args:
-            unread: The text that no delta accounts for.
-        """
+        """Pass the block to the repairing reader; no delta accounts for the `unread` text."""
         self.is_repaired = True
         calls = self._context.calls
         is_after_call = len(calls.completed) > self._calls_before
@@ -139,16 +131,11 @@ class Block:
         )
 
 
-class Quotation:
+class _Quotation:
     """The raw text from a marker on, until it is known whether it is a quotation."""
 
     def __init__(self, opener: str, reader: Reader) -> None:
-        """Begin at a marker.
-
-        Args:
-            opener: The marker, with the whitespace that was held back before it.
-            reader: Reads the following text; must not count its calls as the reply's.
-        """
+        """Begin at a marker and the whitespace before it; the reader's calls do not count."""
         self.opener = opener
         self._reader = reader
         self._raw: list[str] = []
@@ -156,7 +143,6 @@ class Quotation:
 
     @property
     def text(self) -> str:
-        """The whole text, including the marker."""
         return self.opener + "".join(self._raw)
 
     def read(self, text: str) -> ReaderOutput:
@@ -175,7 +161,6 @@ class Quotation:
         return ReaderOutput(rest=rest)
 
     def add(self, text: str) -> None:
-        """Add waiting text."""
         self._raw.append(text)
 
 
@@ -193,6 +178,9 @@ class Router:
 
     If a reader raises, routing ends: the text held back and the rest of the reply become
     content.
+
+    Attributes:
+        ended_mid_call: Whether the reply ended inside a call.
     """
 
     def __init__(
@@ -204,12 +192,7 @@ class Router:
         used_ids: Collection[str] = (),
         make_reader: Callable[[ToolFormat, ReaderContext], Reader] = make_reader,
     ) -> None:
-        """Begin a reply.
-
-        Args:
-            tools: The offered names and the schemas of their arguments; `None` accepts any name.
-                If empty, calls are content.
-        """
+        """Begin a reply; `tools` of `None` accepts any name, and without any, calls are content."""
         self._format = output_format
         self._tools = tools
         self._prompt_tail = prompt_tail
@@ -228,16 +211,16 @@ class Router:
         self._last_char = ""
         self._follows_frame = False
         self._quotes_thoughts = False
-        self._quotation: Quotation | None = None
+        self._quotation: _Quotation | None = None
         self._quoting_fence = 0
         self._may_draft = output_format.tools.has_drafts
         self._may_quote = output_format.tools.is_quotable
         self._is_to_be_owned = output_format.tools.owns_reply
-        self._block: Block | None = None
+        self._block: _Block | None = None
         self._rest = ""
         self._deltas: list[Delta] = []
         self._is_off = False
-        self._ended_mid_call = False
+        self.ended_mid_call = False
 
     @property
     def completed_calls(self) -> Set[int]:
@@ -248,11 +231,6 @@ class Router:
     def repairs(self) -> Mapping[int, tuple[str, ...]]:
         """Repairs made to calls, by call index."""
         return self._calls.repairs
-
-    @property
-    def ended_mid_call(self) -> bool:
-        """Whether the reply ended inside a call."""
-        return self._ended_mid_call
 
     @property
     def held(self) -> str:
@@ -269,11 +247,7 @@ class Router:
         return self._guarded(self._route)
 
     def finish(self, *, truncated: bool) -> list[Delta]:
-        """Return the deltas that were held back.
-
-        Args:
-            truncated: Whether the token limit cut the reply off; an open call then just ends.
-        """
+        """Return the deltas that were held back; an open call of a truncated reply just ends."""
         return self._guarded(lambda: self._end(truncated=truncated))
 
     def _guarded(self, route: Callable[[], None]) -> list[Delta]:
@@ -312,7 +286,7 @@ class Router:
                 self._scan()
 
     def _scan(self) -> None:
-        scan = self._scanner.feed(self._rest)
+        scan = self._scanner.scan(self._rest)
         self._rest = scan.match + scan.rest
         if scan.safe:
             self._emit(scan.safe)
@@ -329,11 +303,11 @@ class Router:
         if self._block is None:
             self._flush(truncated=truncated)
             return
-        self._ended_mid_call = self._block.is_mid_call
+        self.ended_mid_call = self._block.is_mid_call
         self._end_block(self._block, truncated=truncated)
 
     def _flush(self, *, truncated: bool) -> None:
-        match, rest = self._scanner.match, self._scanner.finish()
+        match, rest = self._scanner.match, self._scanner.release()
         if match:
             reasoning = self._format.reasoning
             is_begun_end = match in reasoning.frames and reasoning.end.startswith(match)
@@ -346,13 +320,13 @@ class Router:
             # What follows a stray mark is the beginning of another one, or of text around it.
             self._stray.drop()
         self._emit(rest)
-        self._send(self._segment.feed(self._stray.finish()))
-        self._send(self._segment.finish())
+        self._send(self._segment.pass_text(self._stray.pass_last()))
+        self._send(self._segment.pass_last())
 
     def _unscanned(self) -> str:
-        return self._scanner.match + self._scanner.finish()
+        return self._scanner.match + self._scanner.release()
 
-    def _end_block(self, block: Block, *, truncated: bool) -> None:
+    def _end_block(self, block: _Block, *, truncated: bool) -> None:
         output = block.finish(truncated=truncated)
         is_stray = output.rejected.strip() in self._format.tools.openers and self._is_after_call
         self._apply(ReaderOutput(output.deltas) if is_stray else output, block)
@@ -360,7 +334,7 @@ class Router:
             self._block = None
             self._end(truncated=truncated)
 
-    def _apply(self, output: ReaderOutput, block: Block) -> None:
+    def _apply(self, output: ReaderOutput, block: _Block) -> None:
         self._rest = output.rest or ""
         if output.deltas:
             self._begin(TextAfterCall())
@@ -471,13 +445,13 @@ class Router:
         return isinstance(self._segment, TextAfterCall) and self._segment.is_blank
 
     def _begin(self, segment: Segment, *, in_thought: bool = False) -> None:
-        self._send(self._segment.feed(self._stray.drop()))
+        self._send(self._segment.pass_text(self._stray.drop()))
         self._segment = segment
         self._in_thought = in_thought
 
     def _open_block(self, opener: str) -> None:
         context = self._context(opener, self._calls)
-        self._block = Block(self._format.tools, context, self._make_reader)
+        self._block = _Block(self._format.tools, context, self._make_reader)
 
     def _context(self, opener: str, calls: CallLedger) -> ReaderContext:
         return ReaderContext(
@@ -501,9 +475,9 @@ class Router:
         is_opener = marker in self._format.tools.openers and self._code.is_fenced
         if self._quotation is None and is_opener:
             reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
-            self._quotation = Quotation(marker, reader)
+            self._quotation = _Quotation(marker, reader)
             self._quoting_fence = self._code.fences_begun
-            self._code.feed(marker)
+            self._code.follow(marker)
         else:
             self._emit(marker)
 
@@ -511,7 +485,7 @@ class Router:
         """Treat a call in a thought as a draft, unless the thought never ends."""
         if self._quotation is None:
             reader = self._make_reader(self._context(marker, CallLedger(self._tools)))
-            self._quotation = Quotation(self._segment.feed(marker), reader)
+            self._quotation = _Quotation(self._segment.pass_text(marker), reader)
         else:
             self._emit(marker)
 
@@ -522,7 +496,7 @@ class Router:
             self._quotation = None
         self._begin(TextAfterThought())
 
-    def _try_quotation(self, quotation: Quotation) -> None:
+    def _try_quotation(self, quotation: _Quotation) -> None:
         output = quotation.read(self._rest)
         self._rest = output.rest or ""
         if output.rest is None or quotation.is_call:
@@ -534,14 +508,14 @@ class Router:
             text = text.removeprefix(quotation.opener)
         self._emit(text)
 
-    def _end_draft(self, quotation: Quotation) -> None:
+    def _end_draft(self, quotation: _Quotation) -> None:
         """End inside a thought: the apparent draft is a call, which ends the thought."""
         self._quotation = None
         self._may_draft = False
         self._rest = quotation.text + self._unscanned()
         self._route()
 
-    def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
+    def _end_quotation(self, quotation: _Quotation, *, truncated: bool) -> None:
         """End inside a code block that may be open: the apparent quotation is then a call."""
         self._settle()
         text = quotation.text + self._unscanned()
@@ -556,9 +530,9 @@ class Router:
     def _emit(self, text: str) -> None:
         self._follows_frame = self._follows_frame and not text.strip()
         if self._stray.marks:
-            text = self._stray.feed(text)
+            text = self._stray.pass_text(text)
         if self._in_thought or self._segment.is_blank:
-            text = self._segment.feed(text)
+            text = self._segment.pass_text(text)
         # Otherwise the segment passes everything.
         self._send(text)
 
@@ -566,8 +540,8 @@ class Router:
         """Have code and JSON followed up to here."""
         text = "".join(self._unread)
         self._unread.clear()
-        self._code.feed(text)
-        self._json.feed(text)
+        self._code.follow(text)
+        self._json.follow(text)
 
     def _settle(self) -> None:
         """Have code followed up to here, with a run of backticks that ends here."""

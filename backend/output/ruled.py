@@ -27,12 +27,7 @@ class RuledRouter:
         may_call: bool,
         triggers: Sequence[str] = (),
     ) -> None:
-        """Begin a reply.
-
-        Args:
-            may_call: Whether calls may take the place of the answer.
-            triggers: Texts from which on the answer is ruled; empty for the whole answer.
-        """
+        """Begin a reply; without triggers, all of the answer is ruled."""
         reasoning = output_format.reasoning
         self._router = router
         self._format = output_format
@@ -75,11 +70,7 @@ class RuledRouter:
         return self._released()
 
     def finish(self, *, truncated: bool) -> list[Delta]:
-        """Return the deltas that were held back.
-
-        Args:
-            truncated: Whether the token limit cut the reply off; an open call then just ends.
-        """
+        """Return the deltas that were held back; an open call of a truncated reply just ends."""
         if self._step == self._deciding:
             self._decide(self._router.finish(truncated=truncated))
             opens_call = self._trial.startswith(self._format.tools.openers)

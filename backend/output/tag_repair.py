@@ -7,20 +7,26 @@ from functools import cache
 from itertools import islice
 from typing import Protocol
 
-from backend.formats.dialects import Dialect, Markup, Messages, NamedJson, Objects, Reading, Tags
-from backend.formats.format import ToolFormat
-from backend.formats.template import (
+from backend.formats.dialects import (
     ARGUMENTS,
     KEY,
     NAME,
     VALUE,
     Characters,
+    Dialect,
     Id,
+    Markup,
+    Messages,
+    NamedJson,
+    Objects,
     Part,
+    Reading,
+    Tags,
     Template,
     split_at,
     text_of,
 )
+from backend.formats.format import ToolFormat
 from backend.output.readers.typed_values import ParameterTypes
 
 _LABEL = re.compile(r"\w[\w:.-]*")
@@ -74,9 +80,9 @@ class TagWords:
             isinstance(part, str) and part.startswith("</") for part in begin
         )
         self._mark = re.escape(dialect.mark) or "(?!)"
-        self._call = re.compile(opening(call[0]))
+        self._call = re.compile(_opening(call[0]))
         self._call_end = _closing(call_end)
-        self._begin = re.compile(opening(begin[0]))
+        self._begin = re.compile(_opening(begin[0]))
         self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
         ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
         texts = "|".join(map(re.escape, filter(None, ends)))
@@ -135,11 +141,7 @@ class TagWords:
     def arguments(
         self, body: str, keys: Collection[str] = ()
     ) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield keys, each with its raw value and the type stated in its tag.
-
-        Args:
-            keys: The declared arguments, whose tags may be named after them.
-        """
+        """Yield keys, with raw value and type; a tag may be named after one of `keys`."""
         if self._is_paired:
             yield from self._pairs(body)
         yield from self._parameters(body, keys)
@@ -200,7 +202,7 @@ _LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
 _ATTRIBUTE_TAG = re.compile(r"(?P<begin>.*?[^\s=])(?:\s+(?P<attribute>\w+))?=\"?", re.DOTALL)
 
 
-def opening(text: Part) -> str:
+def _opening(text: Part) -> str:
     """Return a regular expression for an opening tag up to a name, damaged or not.
 
     The name may be an attribute, in quotes or not, follow an equals sign, or just a space:
@@ -230,7 +232,7 @@ _WORD = re.compile(r"[^\W\d][\w./:-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class FormatMarkup:
+class _FormatMarkup:
     """All markup of a format.
 
     Attributes:
@@ -251,7 +253,6 @@ class FormatMarkup:
         return _any_of(self.texts)
 
     def removed(self, text: str) -> str:
-        """Return a text without markup."""
         return self.pattern.sub(" ", text)
 
     def without_strays(self, text: str) -> str:
@@ -285,7 +286,7 @@ class FormatMarkup:
 
 
 @cache
-def markup_of(tool_format: ToolFormat) -> FormatMarkup:
+def markup_of(tool_format: ToolFormat) -> _FormatMarkup:
     """Return the markup of a format."""
     readings = tool_format.readings
     texts = {*tool_format.openers, *tool_format.closers, *tool_format.tokens}
@@ -303,7 +304,7 @@ def markup_of(tool_format: ToolFormat) -> FormatMarkup:
     # The beginning of a longer mark is none.
     ends = whole | {end for end in ends if not any(mark.startswith(end) for mark in whole)}
     strays = sorted(ends, key=len, reverse=True)
-    return FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
+    return _FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
 
 
 def call_ends(dialect: Dialect) -> Iterator[str]:
@@ -332,7 +333,7 @@ def _tags(reading: Reading) -> Iterator[str]:
             for template in (dialect.call, dialect.parameter):
                 yield from _closing_tags(template)
                 if not str(template[0]).endswith(">"):
-                    yield rf"{opening(template[0])}[^<>\n]*>?"
+                    yield rf"{_opening(template[0])}[^<>\n]*>?"
             yield from (re.escape(mark) for mark in (*dialect.verbatim, dialect.mark) if mark)
         case NamedJson():
             for template in dialect.calls:
@@ -363,7 +364,7 @@ _SENTENCE = re.compile(rf"{_ENDS}[ \t]++[^\W\d_]++[\s,.;!?]")
 _BEFORE_SENTENCE = re.compile(rf"{_ENDS}(?:[ \t]++[^\W\d_]*+)?")
 
 
-def goes_on_as_call(markup: FormatMarkup, raw: str, opener: str, *, in_prose: bool) -> bool | None:
+def goes_on_as_call(markup: _FormatMarkup, raw: str, opener: str, *, in_prose: bool) -> bool | None:
     """Tell whether text goes on like a call after its first word; `None` if more text decides.
 
     Args:

@@ -5,10 +5,10 @@ state alone tells how much of the latest text may still become a match.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -31,16 +31,13 @@ class _State:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether this state is a complete pattern."""
         return len(self.match) == self.depth
 
     @property
     def text(self) -> str:
-        """The text of this state."""
         return self.pattern[: self.depth]
 
     def after(self, char: str) -> "_State":
-        """Return the next state after a character."""
         state = self
         while char not in state.edges and state.fallback is not None:
             state = state.fallback
@@ -51,11 +48,7 @@ class Automaton:
     """A fixed set of texts; immutable, so that scanners can share it."""
 
     def __init__(self, patterns: Iterable[str], *, prefers_longer: bool = False) -> None:
-        """Compile the texts.
-
-        Args:
-            prefers_longer: Whether a text that is a prefix of another one waits for the longer one.
-        """
+        """Compile the texts; `prefers_longer` lets a prefix of another one wait for that."""
         self.prefers_longer = prefers_longer
         self.root = _State()
         for pattern in patterns:
@@ -69,7 +62,7 @@ class Automaton:
 
         Without a match, return where a match may have begun (at most the end of the text) and "".
         """
-        scan = Scanner(self).feed(text[position:])
+        scan = Scanner(self).scan(text[position:])
         return position + len(scan.safe), scan.match
 
     def _add(self, pattern: str) -> None:
@@ -115,7 +108,7 @@ class Scanner:
         """Text that may be the beginning of a match."""
         return self._state.text
 
-    def feed(self, text: str) -> Scan:
+    def scan(self, text: str) -> Scan:
         """Scan more text, up to the end of the first match."""
         if self._longer:
             return self._go_on(text)
@@ -165,7 +158,7 @@ class Scanner:
         """A match that a longer one may still replace."""
         return self._longer.match if self._longer else ""
 
-    def finish(self) -> str:
+    def release(self) -> str:
         """Return the text held back after `match`, and start again."""
         rest = self.held[len(self.match) :]
         self._state = self._automaton.root
@@ -204,24 +197,22 @@ class JsonText:
 
     Any brace or bracket may begin one. Text that is not JSON ends it, and so does a line break in
     a string.
+
+    Attributes:
+        is_in_string: Whether a string is open.
     """
 
     def __init__(self) -> None:
         self._open: list[str] = []
         self._next = ""
-        self._is_in_string = False
+        self.is_in_string = False
         self._is_escaped = False
 
-    @property
-    def is_in_string(self) -> bool:
-        """Whether a string is open."""
-        return self._is_in_string
-
-    def feed(self, text: str) -> None:
+    def follow(self, text: str) -> None:
         """Read more text."""
         position = 0
         while position < len(text):
-            if self._is_in_string:
+            if self.is_in_string:
                 position = self._read_string(text, position)
             elif self._open:
                 position = self._read_token(text, position)
@@ -234,7 +225,7 @@ class JsonText:
     def leave(self) -> None:
         """Treat what follows as other text."""
         self._open.clear()
-        self._is_in_string = self._is_escaped = False
+        self.is_in_string = self._is_escaped = False
 
     def _begin(self, bracket: str) -> None:
         self._open.append(bracket)
@@ -251,7 +242,7 @@ class JsonText:
         if char == "\n":
             self.leave()
         elif char == '"':
-            self._is_in_string = False
+            self.is_in_string = False
         return position + 1
 
     def _read_token(self, text: str, position: int) -> int:
@@ -269,7 +260,7 @@ class JsonText:
             return False
         if kind == "close" and token != _CLOSERS[self._open.pop()]:
             return False
-        self._is_in_string = kind == "string"
+        self.is_in_string = kind == "string"
         if kind == "open":
             self._begin(token)
         elif kind == "comma":
@@ -283,97 +274,89 @@ class JsonText:
 SENTENCE_ENDS = frozenset(".!?…。！？>]})|")
 
 
-class Segment(Protocol):
-    """Passes the text of a segment; whitespace held back at its end belongs to the markers."""
+class Segment(ABC):
+    """Passes the text of a segment; whitespace held back at its end belongs to the markers.
 
-    @property
-    def is_blank(self) -> bool:
-        """Whether only whitespace has passed so far."""
+    Attributes:
+        is_blank: Whether only whitespace has passed so far.
+    """
+
+    def __init__(self) -> None:
+        self.is_blank = True
+        self._held: list[str] = []
 
     @property
     def held(self) -> str:
         """Whitespace that passes only if text follows."""
+        return "".join(self._held)
 
-    def feed(self, text: str) -> str:
+    @abstractmethod
+    def pass_text(self, text: str) -> str:
         """Return the text that may pass."""
 
-    def finish(self) -> str:
+    def pass_last(self) -> str:
         """Return the text that passes if the reply ends here."""
+        return ""
+
+    def _hold(self, space: str) -> str:
+        self._held.append(space)
+        return ""
+
+    def _with_held(self, text: str) -> str:
+        """Return the whitespace held back and a text after it, which is more than whitespace."""
+        passing = self.held + text
+        self._held.clear()
+        return passing
 
 
-class FirstText:
+class FirstText(Segment):
     """Content at the start of a reply: leading newlines pass only if text follows."""
 
     def __init__(self) -> None:
-        self.is_blank = True
-        self._newlines = 0
+        super().__init__()
         self._is_at_start = True
 
-    @property
-    def held(self) -> str:
-        """Newlines so far."""
-        return "\n" * self._newlines
-
-    def feed(self, text: str) -> str:
+    def pass_text(self, text: str) -> str:
         """Hold back leading newlines."""
-        if not self._is_at_start:
-            self.is_blank = self.is_blank and not text.strip()
-            return text
-        body = text.lstrip("\n")
-        self._newlines += len(text) - len(body)
-        if not body:
-            return ""
-        passing = self.held + body
-        self._newlines = 0
-        self._is_at_start = False
-        self.is_blank = not body.strip()
-        return passing
+        if self._is_at_start:
+            body = text.lstrip("\n")
+            self._hold(text[: len(text) - len(body)])
+            if not body:
+                return ""
+            self._is_at_start = False
+            text = self._with_held(body)
+        self.is_blank = self.is_blank and not text.strip()
+        return text
 
-    def finish(self) -> str:
+    def pass_last(self) -> str:
         """Pass the newlines: the reply has nothing else."""
         return self.held
 
 
-class ThoughtText:
+class ThoughtText(Segment):
     """A thought: newlines at both ends are dropped."""
 
-    def __init__(self) -> None:
-        self.is_blank = True
-        self._newlines = 0
-
-    @property
-    def held(self) -> str:
-        """Newlines that may be the last text."""
-        return "\n" * self._newlines
-
-    def feed(self, text: str) -> str:
+    def pass_text(self, text: str) -> str:
         """Hold back newlines at the end."""
         if self.is_blank:
             text = text.lstrip("\n")
         body = text.rstrip("\n")
         if not body:
-            self._newlines += len(text)
-            return ""
-        passing = self.held + body
+            return self._hold(text)
         self.is_blank = False
-        self._newlines = len(text) - len(body)
+        passing = self._with_held(body)
+        self._hold(text[len(body) :])
         return passing
 
-    def finish(self) -> str:
-        """Drop the text held back."""
-        return ""
 
-
-class TextAfterThought:
+class TextAfterThought(Segment):
     """Content after a thought: its leading newlines are dropped."""
 
-    held = ""
-
     def __init__(self) -> None:
-        self.is_blank = True
+        super().__init__()
         self._is_at_start = True
 
-    def feed(self, text: str) -> str:
+    def pass_text(self, text: str) -> str:
         """Pass everything from the first other character on."""
         if self._is_at_start:
             text = text.lstrip("\n")
@@ -381,38 +364,18 @@ class TextAfterThought:
         self.is_blank = self.is_blank and not text.strip()
         return text
 
-    def finish(self) -> str:
-        """Drop the text held back."""
-        return ""
 
-
-class TextAfterCall:
+class TextAfterCall(Segment):
     """Content after a tool call: whitespace passes only if text follows."""
 
-    def __init__(self) -> None:
-        self.is_blank = True
-        self._whitespace: list[str] = []
-
-    @property
-    def held(self) -> str:
-        """Whitespace so far."""
-        return "".join(self._whitespace)
-
-    def feed(self, text: str) -> str:
+    def pass_text(self, text: str) -> str:
         """Hold back leading whitespace."""
         if not self.is_blank:
             return text
         if not text.strip():
-            self._whitespace.append(text)
-            return ""
-        passing = self.held + text
+            return self._hold(text)
         self.is_blank = False
-        self._whitespace.clear()
-        return passing
-
-    def finish(self) -> str:
-        """Drop the text held back."""
-        return ""
+        return self._with_held(text)
 
 
 class StrayMark:
@@ -434,17 +397,13 @@ class StrayMark:
         return self.marks + self._space
 
     def add(self, mark: str, *, begins_line: bool) -> None:
-        """Hold back a mark.
-
-        Args:
-            begins_line: Whether only whitespace precedes it in its line.
-        """
+        """Hold back a mark; `begins_line` says that only whitespace precedes it in its line."""
         if not self.marks:
             self._begins_line = begins_line
         self.marks = self.text + mark
         self._space = ""
 
-    def feed(self, text: str) -> str:
+    def pass_text(self, text: str) -> str:
         """Return the text that may pass: all of it without a mark."""
         if not self.marks:
             return text
@@ -457,7 +416,7 @@ class StrayMark:
         passing, self.marks, self._space = self.text + text, "", ""
         return passing
 
-    def finish(self) -> str:
+    def pass_last(self) -> str:
         """Return the text that passes at the end of the reply."""
         if self._begins_line:
             return self.drop()

@@ -94,7 +94,7 @@ class Constraints:
 
     def _required(self, call: GenerationCall, rule: ReplyRule) -> ReplyRule:
         choice, tools = call.tool_choice, self._format.tools
-        if tools.grammar is None:
+        if not tools.frames:
             raise GrammarError(
                 f"tool_choice {choice.mode.value!r} cannot be enforced for this model: its "
                 f"tool-call format ({tools.name}) has no grammar"

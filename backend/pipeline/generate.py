@@ -66,7 +66,7 @@ async def generate(
     has_left = True
     try:
         async for steps in stream:
-            deltas, finish = cursor.feed(steps)
+            deltas, finish = cursor.advance(steps)
             usage = request_log.note(steps, cursor.completion_tokens, finish)
             has_left = finish is None
             yield Increment(deltas, usage, finish)

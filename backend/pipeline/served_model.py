@@ -13,9 +13,8 @@ from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import Steps
-from backend.formats.evidence import FormatEvidence
-from backend.formats.marks import TASK_MARKS
-from backend.formats.turns import TURN_STARTS
+from backend.formats.format import FormatEvidence
+from backend.formats.registry import TASK_MARKS, TURN_STARTS
 from backend.model.text.guard import NO_GUARD, Guard, Marks
 from backend.output.detection import detect
 from backend.pipeline.constraints import Constraints

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -32,11 +31,7 @@ _SIGN_SHIFT = 31
 def largest(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """Return the ids [R, count] of the largest logits, from the largest, and these logits.
 
-    The first ones do not depend on `count`.
-
-    Args:
-        logits: [R, V] float32.
-        count: At most V.
+    The first ones do not depend on `count`, which is at most V of the float32 logits [R, V].
     """
     rows, vocab_size = logits.shape
     ids = mx.arange(vocab_size)[None]
@@ -86,11 +81,7 @@ class TokenMasks:
     """The masks of a batch; rebuilt whenever its rows change. Belongs to the main thread."""
 
     def __init__(self, matchers: Sequence[ReplyMatcher | None], vocab_size: int) -> None:
-        """Store the matchers of the rows.
-
-        Args:
-            matchers: One per row; a row without a matcher allows any token.
-        """
+        """Store the matchers of the rows; a row without one allows any token."""
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // _BITS_PER_WORD)
         self._guided = [(row, matcher) for row, matcher in enumerate(matchers) if matcher]
@@ -182,12 +173,7 @@ class LogitsAdjuster:
             self._prepare(vocab_size)
 
     def adjust(self, logits: mx.array, inputs: mx.array) -> mx.array:
-        """Count the tokens being fed, then apply the rows' penalties and biases.
-
-        Args:
-            logits: [B, V] float32; not modified.
-            inputs: Token ids [B] of this step, still on the device.
-        """
+        """Count the tokens being fed, [B], then apply penalties and biases to float32 [B, V]."""
         if self.counts is None:
             return logits
         fed = inputs[mx.array(self._rows)]
@@ -197,12 +183,7 @@ class LogitsAdjuster:
         return self._adjusted(logits, self._rows, self._of_touched(self.counts))
 
     def adjust_all(self, logits: mx.array, inputs: Sequence[Sequence[int]]) -> mx.array:
-        """Do the same for several positions of each row; call `keep` afterwards.
-
-        Args:
-            logits: [N, V] float32, row by row; not modified.
-            inputs: Token ids of each row, at least one.
-        """
+        """Do the same for several positions per row, with logits [N, V]; call `keep` then."""
         if self.counts is None:
             return logits
         fed = [inputs[row] for row in self._rows]
@@ -334,13 +315,13 @@ _MASK = (1 << 64) - 1
 _COIN_STREAM = 0xA5A5_A5A5
 
 
-def draw_key(seed: int, position: int) -> tuple[int, int]:
+def _draw_key(seed: int, position: int) -> tuple[int, int]:
     """Return the two 32-bit words of the MLX random key for one draw."""
     word = _hashed(seed, position)
     return word >> 32, word & 0xFFFF_FFFF
 
 
-def coin(seed: int, position: int) -> float:
+def _coin(seed: int, position: int) -> float:
     """Return a uniform number in [0, 1) that is independent of the draw at this position."""
     return _hashed(seed ^ _COIN_STREAM, position) / 2.0**64
 
@@ -350,18 +331,6 @@ def _hashed(seed: int, position: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
     return word ^ (word >> 31)
-
-
-class Draw(Protocol):
-    """Draws one token for each of some rows."""
-
-    def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Return token ids [R] for logits [R, V] (float32).
-
-        Args:
-            logits: After penalties and masks.
-            positions: Number of tokens that each row has drawn before.
-        """
 
 
 class _Rows:
@@ -377,7 +346,7 @@ class _Rows:
 
     def _keys(self, positions: Sequence[int]) -> mx.array:
         """Return the MLX random keys [R, 2] of the draws."""
-        keys = [draw_key(p.seed, n) for p, n in zip(self._params, positions, strict=True)]
+        keys = [_draw_key(p.seed, n) for p, n in zip(self._params, positions, strict=True)]
         return mx.array(keys, mx.uint32)
 
     def _without_top_choices(
@@ -388,7 +357,7 @@ class _Rows:
         XTC, as its author describes it in text-generation-webui's pull request 6335.
         """
         heads = [
-            coin(p.seed, n) < p.xtc_probability
+            _coin(p.seed, n) < p.xtc_probability
             for p, n in zip(self._params, positions, strict=True)
         ]
         over = logprobs >= self._log_xtc
@@ -396,8 +365,8 @@ class _Rows:
         return mx.where(mx.array(heads)[:, None] & over & (x > ceiling), -mx.inf, x)
 
 
-class DrawFromAll(_Rows):
-    """A `Draw` of rows without top-k."""
+class _DrawFromAll(_Rows):
+    """Draws a token for each of some rows without top-k."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
         super().__init__(params)
@@ -406,7 +375,6 @@ class DrawFromAll(_Rows):
         self._top_p = _column([params[row].top_p for row in cut])
 
     def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Return token ids [R]."""
         x = logits * self._inverse_temperature
         floor = self._floor(x)
         if floor is not None:
@@ -434,8 +402,8 @@ class DrawFromAll(_Rows):
         return mx.take_along_axis(best, count - 1, axis=-1)
 
 
-class DrawFromBest(_Rows):
-    """A `Draw` of rows with top-k, at a cost that hardly grows with the vocabulary.
+class _DrawFromBest(_Rows):
+    """Draws a token for each of some rows with top-k; the vocabulary hardly costs time.
 
     The mass of probability is summed over prefixes only, and noise belongs to a token: so a
     row's draw does not depend on the number of tokens that other rows look at.
@@ -448,7 +416,6 @@ class DrawFromBest(_Rows):
         self._top_p = _column([p.top_p for p in params])
 
     def __call__(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Return token ids [R]."""
         ids, best = largest(logits, self._width)
         x = best * self._inverse_temperature
         x = mx.where(self._kept(x), x, -mx.inf)
@@ -484,12 +451,7 @@ def _categorical(row: mx.array, key: mx.array) -> mx.array:
 
 
 def _before_top_p(best: mx.array, top_p: mx.array, last: mx.array) -> mx.array:
-    """Tell which of the logits [R, W], from the largest, top-p keeps.
-
-    Args:
-        top_p: [R, 1] part of the mass.
-        last: [R, 1] index of the last one that counts.
-    """
+    """Tell which logits [R, W], from the largest, top-p keeps; `last` is the last that counts."""
     weight = mx.exp(best - best[:, :1])
     total = mx.take_along_axis(mx.cumsum(weight, axis=-1), last, axis=-1)
     return mx.cumsum(weight, axis=-1, inclusive=False) < top_p * total
@@ -508,21 +470,19 @@ class Sampler:
     def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
         drawing = [row for row, p in enumerate(params) if not p.is_greedy]
         best = [row for row in drawing if 0 < params[row].top_k < vocab_size]
-        groups: list[tuple[list[int], type[DrawFromAll] | type[DrawFromBest]]] = [
-            (best, DrawFromBest),
-            ([row for row in drawing if row not in best], DrawFromAll),
+        groups: list[tuple[list[int], type[_DrawFromAll] | type[_DrawFromBest]]] = [
+            (best, _DrawFromBest),
+            ([row for row in drawing if row not in best], _DrawFromAll),
         ]
         self._count = len(params)
-        self._draws: list[tuple[list[int], Draw]] = [
+        self._draws: list[tuple[list[int], _DrawFromAll | _DrawFromBest]] = [
             (rows, kind([params[row] for row in rows])) for rows, kind in groups if rows
         ]
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
-        """Return token ids [B] for logits [B, V] (float32).
+        """Return token ids [B] for logits [B, V] (float32) after penalties and masks.
 
-        Args:
-            logits: One row per request, after penalties and masks.
-            positions: Number of tokens that each row has drawn before.
+        `positions` are the numbers of tokens that the rows have drawn before.
         """
         if self._draws and len(self._draws[0][0]) == self._count:
             return self._draws[0][1](logits, positions)

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.agents.forecasts import Clairvoyant, LeastRecent
-from benchmarks.agents.replay import (
+from benchmarks.agents.cache_play import (
     UNLIMITED_BYTES,
     FillingNetwork,
     Trace,
     play,
     written_share,
 )
+from benchmarks.agents.forecasts import Clairvoyant, LeastRecent
 from benchmarks.agents.trace import TraceShape
 from benchmarks.harness.figure import Figure, Settings, at_most
 

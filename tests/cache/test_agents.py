@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from backend.core.prompt import Prompt
+from benchmarks.agents.cache_play import FillingNetwork, Trace, Turn, play, written_share
 from benchmarks.agents.forecasts import Clairvoyant, LeastRecent
-from benchmarks.agents.replay import FillingNetwork, Trace, Turn, play, written_share
 from benchmarks.agents.tables import FAMILIES
 
 pytestmark = pytest.mark.mlx

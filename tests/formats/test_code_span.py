@@ -6,7 +6,7 @@ from backend.formats.code_span import CodeTracker
 def track(chunks):
     tracker = CodeTracker()
     for chunk in chunks:
-        tracker.feed(chunk)
+        tracker.follow(chunk)
     tracker.settle()
     return tracker.is_open, tracker.is_fenced, tracker.has_prose
 
@@ -56,5 +56,5 @@ def test_code_is_told_from_prose_however_the_text_is_cut(text, is_open, is_fence
 
 def test_a_fenced_block_is_told_from_those_before_it():
     tracker = CodeTracker()
-    tracker.feed("```\nf\n```\n```\n")
+    tracker.follow("```\nf\n```\n```\n")
     assert (tracker.is_fenced, tracker.fences_begun) == (True, 2)

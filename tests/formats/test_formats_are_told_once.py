@@ -105,7 +105,7 @@ def named(text):
 
 def kind(tools):
     """Return the row of the guide in which a format belongs."""
-    match tools.grammar.frames[0].dialect:
+    match tools.frames[0].dialect:
         case Tags(mark=mark):
             return "elements" if mark else "raw values"
         case Literals(sorts_names=is_in_braces):
@@ -118,7 +118,7 @@ def test_the_guide_names_every_format_by_the_kind_of_its_arguments():
         r"^\| formats \| arguments \|\n\|.*?\n(.*?)\n\n", GUIDE, re.MULTILINE | re.DOTALL
     )
     rows = [named(row.split("|")[1]) for row in table[1].splitlines()]
-    built = [tools for tools in TOOL_FORMATS if tools.grammar]
+    built = [tools for tools in TOOL_FORMATS if tools.frames]
     assert rows == [
         {tools.name for tools in built if kind(tools) == of}
         for of in ("JSON", "raw values", "elements", "braces", "Python")
@@ -127,11 +127,11 @@ def test_the_guide_names_every_format_by_the_kind_of_its_arguments():
 
 def test_the_guide_tells_where_text_may_stand_between_calls_and_where_there_is_one():
     between = re.search(r"Text may stand between calls.*?elsewhere", GUIDE, re.DOTALL)
-    built = [tools for tools in TOOL_FORMATS if tools.grammar]
+    built = [tools for tools in TOOL_FORMATS if tools.frames]
     assert named(between[0]) == {
         tools.name
         for tools in built
-        if any(not frame.is_block and not frame.is_lapse for frame in tools.grammar.frames)
+        if any(not frame.is_block and not frame.is_lapse for frame in tools.frames)
     }
     one = re.search(r"room for one call in (.*?)\.", GUIDE, re.DOTALL)
-    assert named(one[0]) == {tools.name for tools in built if tools.grammar.most_calls == 1}
+    assert named(one[0]) == {tools.name for tools in built if tools.most_calls == 1}

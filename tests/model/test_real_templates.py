@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from backend.core.media import MediaKind
 from backend.core.prompt import Placement, Tool
-from backend.formats.evidence import FormatEvidence
+from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools

@@ -6,7 +6,7 @@ from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
-from backend.formats.evidence import FormatEvidence
+from backend.formats.format import FormatEvidence
 from backend.model.text.template import ChatTemplate
 from backend.output.detection import detect
 

@@ -13,8 +13,7 @@ from backend.core.media import MediaKind
 from backend.core.prompt import Message, Placement, Tool, ToolCall
 from backend.errors import InvalidRequestError
 from backend.formats import objects
-from backend.formats.evidence import FormatEvidence
-from backend.formats.format import NO_REASONING
+from backend.formats.format import NO_REASONING, FormatEvidence
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tool_forms import with_written_tools, written_call
 from backend.output.detection import detect

@@ -13,13 +13,13 @@ def scan(patterns, chunks):
     for chunk in chunks:
         rest = chunk
         while rest:
-            step = scanner.feed(rest)
+            step = scanner.scan(rest)
             texts[-1] += step.safe
             rest = step.rest
             if step.match:
                 matches.append(step.match)
                 texts.append("")
-    return texts, matches, scanner.finish()
+    return texts, matches, scanner.release()
 
 
 def reference(patterns, text):
@@ -50,25 +50,25 @@ def test_only_what_may_become_a_match_is_held(patterns, text):
 
 def test_text_without_the_beginning_of_a_pattern_passes_at_once():
     scanner = Scanner(Automaton(["<think>"]))
-    assert scanner.feed("plain") == Scan("plain")
-    assert scanner.feed(" a < b ") == Scan(" a < b ")
-    assert scanner.feed("<") == Scan("")
-    assert scanner.feed("b") == Scan("<b")
+    assert scanner.scan("plain") == Scan("plain")
+    assert scanner.scan(" a < b ") == Scan(" a < b ")
+    assert scanner.scan("<") == Scan("")
+    assert scanner.scan("b") == Scan("<b")
 
 
 def test_the_longest_of_several_matches_wins():
-    assert Scanner(Automaton(["nd", "end"])).feed("the end.") == Scan("the ", "end", ".")
+    assert Scanner(Automaton(["nd", "end"])).scan("the end.") == Scan("the ", "end", ".")
 
 
 def test_patterns_are_no_regular_expressions():
     scanner = Scanner(Automaton(["^-]", "\\.", "*"]))
-    assert scanner.feed("-a.b\\.c") == Scan("-a.b", "\\.", "c")
-    assert scanner.feed("^-]") == Scan("", "^-]")
+    assert scanner.scan("-a.b\\.c") == Scan("-a.b", "\\.", "c")
+    assert scanner.scan("^-]") == Scan("", "^-]")
 
 
 def test_scanners_of_one_automaton_do_not_mix():
     automaton = Automaton(["abc"])
     first, second = Scanner(automaton), Scanner(automaton)
-    assert first.feed("ab") == second.feed("a") == Scan("")
-    assert second.feed("x") == Scan("ax")
-    assert first.feed("c") == Scan("", "abc")
+    assert first.scan("ab") == second.scan("a") == Scan("")
+    assert second.scan("x") == Scan("ax")
+    assert first.scan("c") == Scan("", "abc")

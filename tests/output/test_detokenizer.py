@@ -11,7 +11,7 @@ PIECES = st.lists(
 
 
 def read(detokenizer, count):
-    return [*(detokenizer.feed(token_id) for token_id in range(count)), detokenizer.finish()]
+    return [*(detokenizer.decode(token_id) for token_id in range(count)), detokenizer.flush()]
 
 
 def by_bytes(pieces):
@@ -53,15 +53,15 @@ def test_a_character_comes_out_with_its_last_byte():
 
 def test_a_hidden_or_unknown_token_has_no_text():
     detokenizer = ByteDetokenizer([b"a", b""], trims_leading_space=False)
-    assert [detokenizer.feed(token_id) for token_id in (0, 1, 7, -1)] == ["a", "", "", ""]
+    assert [detokenizer.decode(token_id) for token_id in (0, 1, 7, -1)] == ["a", "", "", ""]
 
 
 def test_one_leading_space_is_trimmed_where_the_tokenizer_put_it():
     pieces = [b"", b" ", b" a", b"  b"]
     trimming = ByteDetokenizer(pieces, trims_leading_space=True)
-    assert [trimming.feed(token_id) for token_id in (0, 3, 2)] == ["", " b", " a"]
+    assert [trimming.decode(token_id) for token_id in (0, 3, 2)] == ["", " b", " a"]
     alone = ByteDetokenizer(pieces, trims_leading_space=True)
-    assert [alone.feed(token_id) for token_id in (1, 2)] == ["", " a"]
+    assert [alone.decode(token_id) for token_id in (1, 2)] == ["", " a"]
 
 
 def test_a_window_stays_small_however_long_the_reply():

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.formats.evidence import FormatEvidence
+from backend.formats.format import FormatEvidence
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.detection import detect
 from backend.output.reply_format import opens_after_thought, opens_in_reasoning, warn_once

@@ -33,7 +33,7 @@ def strings_of(text):
     found = ""
     for char in text:
         was_in_string = tracker.is_in_string
-        tracker.feed(char)
+        tracker.follow(char)
         found += char if was_in_string and tracker.is_in_string else ""
     return found
 
@@ -68,13 +68,13 @@ def strings_in(value):
 )
 def test_what_is_not_json_has_no_strings(text):
     tracker = JsonText()
-    tracker.feed(text)
+    tracker.follow(text)
     assert not tracker.is_in_string
 
 
 def test_json_may_follow_json():
     tracker = JsonText()
-    tracker.feed('{"a": [1, {}], "b": "\\""}\n["x')
+    tracker.follow('{"a": [1, {}], "b": "\\""}\n["x')
     assert tracker.is_in_string
 
 

@@ -8,11 +8,11 @@ def run(stop_strings, chunks):
     matcher = StopMatcher(stop_strings)
     sent = []
     for chunk in chunks:
-        text, has_matched = matcher.feed(chunk)
+        text, has_matched = matcher.pass_text(chunk)
         sent.append(text)
         if has_matched:
             return "".join(sent), True
-    return "".join([*sent, matcher.finish()]), False
+    return "".join([*sent, matcher.pass_last()]), False
 
 
 @given(
@@ -43,4 +43,4 @@ def test_what_never_became_a_stop_string_is_handed_out():
 
 
 def test_without_stop_strings_nothing_is_held():
-    assert StopMatcher(()).feed("text") == ("text", False)
+    assert StopMatcher(()).pass_text("text") == ("text", False)

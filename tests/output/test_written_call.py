@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from backend.core.model import ModelKind
-from backend.formats.evidence import FormatEvidence
+from backend.formats.format import FormatEvidence
 from backend.formats.registry import TOOL_FORMATS
 from backend.output.detection import detect, find_by_call
 from backend.pipeline.generate import tell_format

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.core.delta import Delta, Finish, FinishReason
-from backend.formats.evidence import FormatEvidence
-from backend.formats.format import ToolFormat
+from backend.formats.format import FormatEvidence, ToolFormat
 from backend.formats.registry import TOOL_FORMATS
 from backend.output import replay
 from backend.output.collect import Completion

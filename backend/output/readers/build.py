@@ -7,9 +7,7 @@ from itertools import pairwise
 from typing import assert_never
 
 from backend.formats.closing import ATTRIBUTE_BEGIN, TagEnds
-from backend.formats.dialects import Literals, Markup, Messages, NamedJson, Objects, Reading, Tags
-from backend.formats.format import ToolFormat
-from backend.formats.template import (
+from backend.formats.dialects import (
     ARGUMENTS,
     KEY,
     NAME,
@@ -17,16 +15,24 @@ from backend.formats.template import (
     VALUE,
     Characters,
     Id,
+    Literals,
+    Markup,
     Maybe,
+    Messages,
+    NamedJson,
+    Objects,
     Part,
+    Reading,
     Slot,
+    Tags,
     Template,
     split_at,
     text_of,
 )
+from backend.formats.format import ToolFormat
 from backend.output.readers.json_calls import CallBlock, CallBlockReader, CallHead, CallKeys
 from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect, LiteralSyntax
-from backend.output.readers.messages import MessageFrames, MessageReader
+from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
     ATTRIBUTES,
     SPACE,
@@ -91,7 +97,7 @@ def object_block(reading: Reading, dialect: Objects) -> CallBlock:
     )
 
 
-def named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
+def _named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
     """Return the block of calls with names before their arguments."""
     begin, end = split_at(dialect.call, ARGUMENTS)
     inner_ends = [_bare((part,)) for part in end[:-1]]
@@ -358,11 +364,7 @@ def _element_pattern(start: str, misspelling: str) -> Pattern:
 
 
 def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
-    """Yield the pieces after a tag that precedes a name, up to its end or to the next tag.
-
-    Args:
-        type_tag: A tag that may stand before the last one.
-    """
+    """Yield the pieces after a tag up to the next one; a `type_tag` may stand before the last."""
     yield SPACE_IN_LINE
     is_key = KEY in rest
     yield any_of("[^<]", group="name") if is_key else _TAG_WORD
@@ -394,7 +396,6 @@ def _element_end(end: Template) -> str:
 
 
 def _types(dialect: Tags) -> dict[str, JsonTypes]:
-    """Return the JSON types by their spelling in tags."""
     if dialect.type_tag:
         return {"string": STRING, **dict.fromkeys(NOT_A_STRING, NOT_A_STRING)}
     kinds = dialect.types
@@ -465,7 +466,6 @@ def make_reader(tool_format: ToolFormat, context: ReaderContext) -> Reader:
 
 @lru_cache
 def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
-    """Return the factory of the reader after an opener."""
     readings = [
         reading
         for reading in tool_format.readings
@@ -479,13 +479,12 @@ def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
 
 
 def _factory(reading: Reading) -> Callable[[ReaderContext], Reader]:
-    """Return the factory of a reader of one dialect."""
     dialect = reading.dialect
     match dialect:
         case Objects():
             return partial(CallBlockReader, block=object_block(reading, dialect))
         case NamedJson():
-            return partial(CallBlockReader, block=named_block(reading, dialect))
+            return partial(CallBlockReader, block=_named_block(reading, dialect))
         case Tags():
             return partial(TaggedReader, dialect=tagged_dialect(reading, dialect))
         case Literals():

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState
 from backend.output.readers.patterns import NO_MATCH, REFUTED, UNDECIDED, Pattern, after, span_end
@@ -40,7 +40,7 @@ class CallHead:
     lead_ins: tuple[str, ...] = ()
 
 
-class NamedCall:
+class _NamedCall:
     """Reads a call from the text after its start to the end of its arguments.
 
     The name is emitted with the first of the arguments, which are emitted as they arrive. A call
@@ -63,7 +63,6 @@ class NamedCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments have been read to their end."""
         return self._arguments.is_whole
 
     @property
@@ -149,7 +148,7 @@ class NamedCall:
     def _in_arguments(self, text: str, position: int) -> int:
         if position == len(text):
             return UNDECIDED
-        piece, position = self._arguments.feed(text, position)
+        piece, position = self._arguments.read_from(text, position)
         if piece:
             self._send(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
@@ -160,7 +159,7 @@ class NamedCall:
         return position
 
     def _find_name(self, position: int) -> None:
-        """Choose the only tool that takes the arguments, if no name has told it."""
+        """Choose the only tool that takes the arguments, if the call has no name."""
         if not self._is_nameless:
             return
         keys = json.loads(self._unsent + self._arguments.missing_end).keys()
@@ -177,8 +176,6 @@ _HARMLESS_KEYS = frozenset(("type", "id", "index"))
 _MAX_KEY_CHARS = 64
 _MAX_ID_CHARS = 256
 
-_ObjectStep: TypeAlias = Callable[[str, int], int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallKeys:
@@ -189,10 +186,7 @@ class CallKeys:
     ids: tuple[str, ...] = ()
 
 
-CALL_KEYS = CallKeys()
-
-
-class ObjectCall:
+class _ObjectCall:
     """Reads the object after its opening brace, keys in any order.
 
     The name is emitted as soon as it is known to be offered; arguments are emitted as they arrive,
@@ -219,16 +213,14 @@ class ObjectCall:
     ) -> None:
         """Begin a call.
 
-        Args:
-            is_doubtful: Whether the object may be something else. Then it is a call only if the
-                name comes first and only arguments follow, and nothing is emitted before they
-                begin.
+        A doubtful object may be something else. It is a call only if the name comes first and only
+        arguments follow, and nothing is emitted before they begin.
         """
         self._calls = calls
         self._outbox = outbox
         self._keys = keys
         self._is_doubtful = is_doubtful
-        self._step: _ObjectStep = self._before_key
+        self._step: _Step = self._before_key
         self._scanner = JsonScanner()
         self._key = ""
         self._name = ""
@@ -246,24 +238,16 @@ class ObjectCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the object has been read to its end."""
         return self.is_over
 
     @property
     def can_close(self) -> bool:
-        """Whether the call is complete if the reply ends here."""
         return self.is_over or self._may_lack_brace
 
     def read(self, text: str, position: int) -> int:
-        """Return the position after the consumed text, or a negative number if more is needed.
-
-        Raises:
-            NotACallError: The text is not a call; emitted deltas stand.
-        """
         return self._step(text, position) if position < len(text) else UNDECIDED
 
     def close(self, settled: int) -> None:
-        """Emit the rest of a complete call."""
         self._open(settled)
         if self._id != self._given_id:
             self._outbox.send(self._calls.identify(self._id), settled)
@@ -299,7 +283,7 @@ class ObjectCall:
             raise NotACallError(position)
         return position + 1
 
-    def _value_step(self, position: int) -> _ObjectStep:
+    def _value_step(self, position: int) -> _Step:
         """Return the step for the value of a key, if the key is allowed here."""
         self._scanner = JsonScanner()
         if self._key in self._keys.names and not self._is_named:
@@ -319,13 +303,12 @@ class ObjectCall:
         return self._in_other_value
 
     def _in_other_value(self, text: str, position: int) -> int:
-        """Skip a value."""
-        _, position = self._scanner.feed(text, position)
+        _, position = self._scanner.read_from(text, position)
         self._follow_scanner(position)
         return position
 
     def _in_id(self, text: str, position: int) -> int:
-        piece, position = self._scanner.feed(text, position)
+        piece, position = self._scanner.read_from(text, position)
         self._id_pieces.append(piece)
         self._follow_scanner(position)
         if self._scanner.state is JsonState.COMPLETE:
@@ -354,8 +337,8 @@ class ObjectCall:
     @property
     def _may_lack_brace(self) -> bool:
         """Whether nothing but the object's closing brace is missing."""
-        is_told = self._is_named and self._arguments.is_whole
-        return is_told and not (self._is_doubtful or self._is_nested)
+        has_parts = self._is_named and self._arguments.is_whole
+        return has_parts and not (self._is_doubtful or self._is_nested)
 
     def _end_object(self, position: int) -> None:
         if self._is_nested:
@@ -396,8 +379,7 @@ class ObjectCall:
             self._outbox.send(self._calls.open(self._name, self._id), settled)
 
     def _in_arguments(self, text: str, position: int) -> int:
-        """Read arguments as they arrive."""
-        piece, position = self._arguments.feed(text, position)
+        piece, position = self._arguments.read_from(text, position)
         self._send_arguments(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
             raise NotACallError(position)
@@ -457,28 +439,6 @@ class CallBlock:
         return tuple(filter(None, (self.call_end, *self.ends, *fillers)))
 
 
-class Call(Protocol):
-    """Reads one call, starting after the text that begins it."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the following text is no longer part of it."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its JSON has been read to the end."""
-
-    @property
-    def can_close(self) -> bool:
-        """Whether the call is complete if the reply ends here."""
-
-    def read(self, text: str, position: int) -> int:
-        """Return the position after the consumed text, or a negative number as steps do."""
-
-    def close(self, settled: int) -> None:
-        """Emit the rest of the call."""
-
-
 class CallBlockReader(SteppingReader):
     """Reads one block, from its opener to its end or to text that is not a call.
 
@@ -524,7 +484,6 @@ class CallBlockReader(SteppingReader):
         return end
 
     def _marker_at(self, position: int) -> tuple[str, int]:
-        """Return the longest marker at a position, and its end."""
         ends = {marker: after(self._buffer, position, marker) for marker in self._markers()}
         if UNDECIDED in ends.values():
             return "", UNDECIDED
@@ -532,7 +491,6 @@ class CallBlockReader(SteppingReader):
         return marker, ends.get(marker, REFUTED)
 
     def _markers(self) -> tuple[str, ...]:
-        """Return the texts allowed here."""
         block = self._block
         if self._calls_begun:
             call_end = (block.call_end,) if self._is_in_call else ()
@@ -571,11 +529,11 @@ class CallBlockReader(SteppingReader):
         self._call.close(settled)
         self._calls_ended += 1
 
-    def _new_call(self) -> Call:
+    def _new_call(self) -> _NamedCall | _ObjectCall:
         calls, call = self._context.calls, self._block.call
         if isinstance(call, CallHead):
-            return NamedCall(calls, self._outbox, head=call, ends=self._block.all_ends)
+            return _NamedCall(calls, self._outbox, head=call, ends=self._block.all_ends)
         is_quotable = self._context.in_thought and not self._calls_ended
         is_doubtful = is_quotable or self._context.opener in _BARE_OPENERS
         ends = self._block.all_ends
-        return ObjectCall(calls, self._outbox, keys=call, ends=ends, is_doubtful=is_doubtful)
+        return _ObjectCall(calls, self._outbox, keys=call, ends=ends, is_doubtful=is_doubtful)

@@ -61,7 +61,7 @@ class _Place(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnds:
+class _CallEnds:
     """What may follow the arguments of a call: brackets, and the markers that end it.
 
     Attributes:
@@ -74,12 +74,12 @@ class CallEnds:
 
 
 @lru_cache
-def call_ends(markers: tuple[str, ...]) -> CallEnds:
+def call_ends(markers: tuple[str, ...]) -> _CallEnds:
     """Return the ends of calls with these markers."""
     first = "".join(sorted({re.escape(marker[0]) for marker in markers}))
     whole = "|".join(map(re.escape, markers)) or "(?!)"
     begun = "|".join(fixed(marker).begun for marker in markers) or "(?:)"
-    return CallEnds(
+    return _CallEnds(
         plain=re.compile(rf'[^"\\\x00-\x1f\]}}{first}]*'),
         begun=re.compile(
             rf"(?:[\]}}][\]}}\s]{{0,{_MAX_SPACE}}})?"
@@ -103,13 +103,8 @@ class JsonScanner:
         has_value: Whether a value inside it has begun, or the value is complete.
     """
 
-    def __init__(self, ends: "CallEnds | None" = None) -> None:
-        """Begin before a value.
-
-        Args:
-            ends: Texts after the value, which are held back if they come inside a string: its last
-                quote may be missing.
-        """
+    def __init__(self, ends: "_CallEnds | None" = None) -> None:
+        """Begin before a value; `ends` inside a string are held back: a quote may be missing."""
         self.state = JsonState.OPEN
         self._ends = ends
         self._plain = ends.plain if ends else _PLAIN
@@ -143,13 +138,8 @@ class JsonScanner:
         """
         return self._key_chars or self._pending
 
-    def feed(self, text: str, position: int = 0) -> tuple[str, int]:
-        """Read from a position of `text`.
-
-        Returns:
-            The consumed text as JSON, and the position after it: the end of `text`, unless the
-            state changed before.
-        """
+    def read_from(self, text: str, position: int = 0) -> tuple[str, int]:
+        """Return text from a position as JSON, and the position where it or the value ends."""
         taken: list[str] = []
         while self.state is JsonState.OPEN and position < len(text):
             piece, end = self._step(text, position)
@@ -402,23 +392,21 @@ class JsonStrings:
     """Follows an object or array, and remembers the first place in a string where a tag begins.
 
     If the value turns out not to be JSON, a quote may be missing, and it may have ended there.
+
+    Attributes:
+        read: Number of characters read but not taken.
     """
 
     def __init__(self) -> None:
         self._scanner = JsonScanner()
         self._first = ""
-        self._read = 0
+        self.read = 0
         self._first_tag: int | None = None
-
-    @property
-    def read(self) -> int:
-        """Number of characters read but not taken."""
-        return self._read
 
     @property
     def sure(self) -> int:
         """Number of characters read but not taken that belong to the value for certain."""
-        return self._read if self._first_tag is None else self._first_tag
+        return self.read if self._first_tag is None else self._first_tag
 
     @property
     def is_broken(self) -> bool:
@@ -428,11 +416,11 @@ class JsonStrings:
     def quotes(self, text: str) -> bool:
         """Read more of the value; return whether a tag after it is in a string."""
         self._first = self._first or text.lstrip()[:1]
-        self._scanner.feed(text)
-        self._read += len(text)
+        self._scanner.read_from(text)
+        self.read += len(text)
         is_quoted = self._scanner.is_in_string and not self.is_broken
         if is_quoted and self._first_tag is None:
-            self._first_tag = self._read
+            self._first_tag = self.read
         return is_quoted
 
     def read_on(self, text: str) -> None:
@@ -443,6 +431,6 @@ class JsonStrings:
 
     def take(self, chars: int) -> None:
         """Count characters as taken."""
-        self._read -= chars
+        self.read -= chars
         if self._first_tag is not None:
             self._first_tag -= chars

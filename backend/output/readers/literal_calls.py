@@ -110,7 +110,7 @@ class LiteralSyntax:
     format_plain: re.Pattern[str]
 
 
-class LiteralValue:
+class _LiteralValue:
     """Consumes exactly one value."""
 
     def __init__(
@@ -142,7 +142,7 @@ class LiteralValue:
         self._bare: list[str] = []
         self.is_complete = False
 
-    def feed(self, text: str, position: int) -> tuple[str, int]:
+    def read_from(self, text: str, position: int) -> tuple[str, int]:
         """Take a step: return JSON that is certain, and the position after the consumed text.
 
         The position is negative if more text is needed.
@@ -189,7 +189,6 @@ class LiteralValue:
         return self._separator(), end
 
     def _quote_at(self, text: str, position: int) -> tuple[str, int]:
-        """Return the quote at a position, and the position after it."""
         for quote in self._syntax.quotes:
             end = after(text, position, quote)
             if end != REFUTED:
@@ -300,7 +299,7 @@ class LiteralValue:
             return self._refuted_end(text, position)
         if end < 0:
             return "", end
-        piece = self._writer.finish()
+        piece = self._writer.end()
         self._end_value()
         return piece, end
 
@@ -373,7 +372,7 @@ class LiteralValue:
 
     def _text(self, text: str) -> str:
         self._last = text[-1:] or self._last
-        return self._writer.feed(text)
+        return self._writer.write(text)
 
     @property
     def _is_token(self) -> bool:
@@ -517,7 +516,6 @@ class LiteralCallReader(SteppingReader):
         return self._dialect.syntax.quotes
 
     def _missing_block_end(self) -> str:
-        """Return the missing part of the end of the block."""
         # Anything after a list ends it.
         end = self._dialect.block_end or f"{_LIST_END}\n"
         came = next(size for size in reversed(range(len(end))) if self._buffer.endswith(end[:size]))
@@ -594,15 +592,15 @@ class LiteralCallReader(SteppingReader):
         self._step = self._in_value
         return position
 
-    def _new_value(self, key: str) -> LiteralValue:
-        return LiteralValue(self._dialect.syntax, self._types.of(key), self._string_ends_at)
+    def _new_value(self, key: str) -> _LiteralValue:
+        return _LiteralValue(self._dialect.syntax, self._types.of(key), self._string_ends_at)
 
     def _hand_out_key(self, key: str, end: int) -> None:
         self._hand_out_name(end)
         self._begin_argument(json_string(key), end)
 
     def _in_value(self, position: int) -> int:
-        piece, end = self._value.feed(self._buffer, position)
+        piece, end = self._value.read_from(self._buffer, position)
         if piece and self._unsent_key:
             self._hand_out_key(self._unsent_key, end)
             self._unsent_key = ""

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from backend.core.delta import Delta, ToolCallDelta
-from backend.formats.dialects import NamedJson
+from backend.formats.dialects import INDEX, NAME, Id, NamedJson, Part, Slot, Template
 from backend.formats.format import ToolFormat
-from backend.formats.template import INDEX, NAME, Id, Part, Slot, Template
 from backend.output.readers.patterns import REFUTED, either, span_end
 from backend.output.readers.tolerant_json import Unwrapping, unwrapped
 from backend.output.readers.typed_values import JsonSchema, ParameterTypes, continued
@@ -42,12 +41,7 @@ class CallIds:
     """The ids of a conversation's calls: none comes twice."""
 
     def __init__(self, make: MakeId | None = None, used: Collection[str] = ()) -> None:
-        """Begin a reply.
-
-        Args:
-            make: Makes an id from the name of a tool and a number; random ids by default.
-            used: The ids of all earlier calls of the conversation.
-        """
+        """Begin a reply; `make` takes a tool's name and a number, and `used` ids do not come."""
         self._make = make or (lambda _name, _number: new_call_id())
         self._known = set(used)
         self._number = len(used)
@@ -144,17 +138,19 @@ class NotACallError(Exception):
 
 
 class CallLedger:
-    """The calls of one reply: which names are valid, which calls were begun and completed."""
+    """The calls of one reply: which names are valid, which calls were begun and completed.
+
+    Attributes:
+        completed: Indexes of the calls that were emitted in full.
+        repairs: Repairs made to calls, by call index.
+        is_open: Whether the latest call was emitted in part.
+        open_name: The name of the latest call.
+    """
 
     def __init__(
         self, tools: Mapping[str, JsonSchema] | None, call_ids: CallIds | None = None
     ) -> None:
-        """Begin a reply.
-
-        Args:
-            tools: The offered names and the schemas of their arguments; `None` accepts any
-                name.
-        """
+        """Begin a reply; `tools` of `None` accepts any name."""
         self._tools = tools
         self._call_ids = call_ids or CallIds()
         self._ids: list[str] = []
@@ -162,30 +158,10 @@ class CallLedger:
         self._sent: list[str] = []
         self._types = ParameterTypes({})
         self._unwrapping = Unwrapping(self._types)
-        self._open_name = ""
-        self._is_open = False
-        self._completed: set[int] = set()
-        self._repairs: dict[int, tuple[str, ...]] = {}
-
-    @property
-    def completed(self) -> Set[int]:
-        """Indexes of the calls that were emitted in full."""
-        return self._completed
-
-    @property
-    def repairs(self) -> Mapping[int, tuple[str, ...]]:
-        """Repairs made to calls, by call index."""
-        return self._repairs
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the latest call was emitted in part."""
-        return self._is_open
-
-    @property
-    def open_name(self) -> str:
-        """The name of the latest call."""
-        return self._open_name
+        self.open_name = ""
+        self.is_open = False
+        self.completed: set[int] = set()
+        self.repairs: dict[int, tuple[str, ...]] = {}
 
     @property
     def open_arguments(self) -> str:
@@ -225,28 +201,19 @@ class CallLedger:
         return ParameterTypes((self._tools or {}).get(name, {}))
 
     def open(self, name: str, call_id: str = "") -> ToolCallDelta:
-        """Begin the next call; its arguments follow under the same index.
-
-        Args:
-            name: An offered name.
-            call_id: The id written by the model; a repeated one is replaced.
-        """
+        """Begin the next call, with the id written by the model unless it is a repeated one."""
         call_id = self._call_ids.take(name, call_id)
         self._ids.append(call_id)
         self._arguments = []
         self._sent = []
         self._types = self.parameter_types(name)
         self._unwrapping = Unwrapping(self._types)
-        self._open_name = name
-        self._is_open = True
+        self.open_name = name
+        self.is_open = True
         return ToolCallDelta(len(self._ids) - 1, call_id=call_id, name=name)
 
     def identify(self, call_id: str) -> ToolCallDelta:
-        """Return a piece that sets the id of the latest call belatedly.
-
-        Args:
-            call_id: The id; if it is empty or repeated, the call keeps its present one.
-        """
+        """Return a piece with a later id of the latest call, unless it is empty or repeated."""
         if self._call_ids.accepts(call_id):
             self._call_ids.note(call_id)
             self._ids[-1] = call_id
@@ -258,7 +225,7 @@ class CallLedger:
         It may be empty: wrapped arguments wait for their end.
         """
         self._arguments.append(arguments)
-        return self._piece(self._unwrapping.feed(arguments))
+        return self._piece(self._unwrapping.unwrap(arguments))
 
     def _piece(self, arguments: str) -> ToolCallDelta:
         self._sent.append(arguments)
@@ -270,25 +237,21 @@ class CallLedger:
         return bool(types.required - json.loads(unwrapped(arguments, types)).keys())
 
     def settle(self, arguments: str) -> ToolCallDelta | None:
-        """Return the piece that completes the latest call's arguments, however they were written.
-
-        Returns:
-            `None` if those already emitted are not a beginning of them.
-        """
+        """Return what completes the latest call's arguments; `None` if others were emitted."""
         rest = continued(self.open_arguments, unwrapped(arguments, self._types))
         return None if rest is None else self._piece(rest)
 
     def complete(self, *repairs: str) -> None:
         """Count the latest call as emitted in full."""
         latest = len(self._ids) - 1
-        self._is_open = False
-        self._completed.add(latest)
+        self.is_open = False
+        self.completed.add(latest)
         if repairs:
-            self._repairs[latest] = repairs
+            self.repairs[latest] = repairs
 
     def abandon(self) -> None:
         """Leave the latest call incomplete: it does not count."""
-        self._is_open = False
+        self.is_open = False
 
     def break_off(self, arguments: str) -> ToolCallDelta:
         """Leave the latest call incomplete, with these arguments but for their last brace."""
@@ -348,11 +311,7 @@ class Outbox:
         return "".join(self._raw)
 
     def begin(self, fed_before: int = 0) -> None:
-        """Begin a `feed`, and forget the rest of one that raised.
-
-        Args:
-            fed_before: Length of the text that was fed earlier and is still being read.
-        """
+        """Begin a `feed`, forget one that raised; `fed_before` characters are still unread."""
         self._deltas = []
         self._settled = None
         self._fed_before = fed_before
@@ -418,11 +377,7 @@ class SteppingReader(ABC):
     """
 
     def __init__(self, context: ReaderContext, *, opener_is_call: bool) -> None:
-        """Begin after an opener.
-
-        Args:
-            opener_is_call: Whether the opener begins a call, so that it must be read.
-        """
+        """Begin after an opener, which must be read if it begins a call."""
         self._context = context
         self._outbox = Outbox(context.opener)
         self._buffer = context.opener if opener_is_call else ""
@@ -495,11 +450,7 @@ class SteppingReader(ABC):
         self._missing_end = "}"
 
     def _lacks_arguments(self, unsent_name: str) -> bool:
-        """Tell whether required arguments are missing from a call that nothing has closed.
-
-        Args:
-            unsent_name: The name of a call that has not been emitted, which has no arguments yet.
-        """
+        """Tell whether a call that nothing has closed lacks arguments; an unsent one has none."""
         calls = self._context.calls
         name = unsent_name or calls.open_name
         keys = [] if unsent_name else self._keys

@@ -22,7 +22,7 @@ from backend.output.readers.reader import (
     ReaderOutput,
     SteppingReader,
 )
-from backend.output.readers.tolerant_json import mended_value
+from backend.output.readers.tolerant_json import repaired_value
 from backend.output.readers.typed_values import (
     SCALARS,
     UNKNOWN,
@@ -86,7 +86,7 @@ _MAX_STRAYS = 3
 _NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
 
 
-class TagLookahead(SteppingReader):
+class _TagLookahead(SteppingReader):
     """Recognises the tags of a dialect.
 
     Returns positions in the buffer, or negative numbers as in `markup`.
@@ -98,7 +98,6 @@ class TagLookahead(SteppingReader):
         self._dialect = dialect
 
     def _any_at(self, position: int, texts: Sequence[str]) -> int:
-        """Return the position after any of the texts."""
         return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
 
     def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
@@ -164,7 +163,7 @@ class MarkupReader:
         return ReaderOutput(rejected="" if truncated else self.held)
 
 
-class TaggedReader(TagLookahead):
+class TaggedReader(_TagLookahead):
     """Reads one block of calls, or a single call without a block.
 
     An opener that itself begins a call means that there is no block. A JSON object in place of the
@@ -318,7 +317,7 @@ class TaggedReader(TagLookahead):
     def _new_value(self, parameter: Match) -> ValueWriter:
         if self._dialect.make_value:
             return self._dialect.make_value(self._types, parameter.name)
-        return ValueWriter(self._types_of(parameter), mended_value)
+        return ValueWriter(self._types_of(parameter), repaired_value)
 
     def _types_of(self, parameter: Match) -> JsonTypes:
         types = self._dialect.types.get(parameter.kind or "")
@@ -331,7 +330,6 @@ class TaggedReader(TagLookahead):
         return bool(types) and "string" not in types and not (is_nested or self._is_scalar)
 
     def _before_value(self, position: int) -> int:
-        """Consume a repeated tag of a value."""
         begin = self._dialect.value_begin
         again = after(self._buffer, position, begin) if begin else REFUTED
         if again == REFUTED:
@@ -362,7 +360,7 @@ class TaggedReader(TagLookahead):
             return end
         if start == position:
             return UNDECIDED
-        self._send(self._value.feed(self._buffer[position:start]), start)
+        self._send(self._value.write(self._buffer[position:start]), start)
         if self._strings:
             self._strings.take(start - position)
         return start
@@ -460,15 +458,14 @@ class TaggedReader(TagLookahead):
         return parameter.end if parameter.end < 0 or is_next else REFUTED
 
     def _end_value(self, start: int, end: int, position: int = 0) -> None:
-        """Emit the last piece of a value."""
-        piece = self._value.feed(self._buffer[position:start])
-        self._send(piece + self._value.finish(), end)
+        piece = self._value.write(self._buffer[position:start])
+        self._send(piece + self._value.end(), end)
         self._step = self._between_parameters
 
     def _in_json(self, position: int) -> int:
         if position == len(self._buffer):
             return UNDECIDED
-        piece, end = self._json.feed(self._buffer, position)
+        piece, end = self._json.read_from(self._buffer, position)
         self._doubtful += piece
         if not self._json.has_value:
             return self._expected(end, end if self._json.state is JsonState.OPEN else REFUTED)

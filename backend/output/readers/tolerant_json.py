@@ -90,7 +90,7 @@ def read_json(
     return reader.result(value)
 
 
-def mended_value(raw: str, types: JsonTypes) -> str:
+def repaired_value(raw: str, types: JsonTypes) -> str:
     """Return the JSON text of a raw value, also of an object or array with errors."""
     plain = json_value(raw, types)
     is_nested = raw.lstrip().startswith(("{", "[")) and bool(types) and "string" not in types
@@ -223,7 +223,6 @@ class _Reader:
         return f"{lead},{trail}" if lead or trail else ", "
 
     def _space_in(self, begin: int, end: int) -> str:
-        """Return the whitespace at the beginning of a gap."""
         found = _JSON_SPACE.match(self._text, begin, end)
         return found[0] if found else ""
 
@@ -342,7 +341,7 @@ class _Reader:
     def _as_json(self, raw: str) -> str:
         """Return a string as JSON; valid JSON escapes are kept."""
         scanner = JsonScanner()
-        text, _ = scanner.feed(f'"{_ODD_IN_QUOTES.sub(self._escaped, raw)}"')
+        text, _ = scanner.read_from(f'"{_ODD_IN_QUOTES.sub(self._escaped, raw)}"')
         return text
 
     def _escaped(self, odd: re.Match[str]) -> str:
@@ -356,7 +355,6 @@ class _Reader:
         return found if len(found) > 1 else "\\\\"
 
     def _is_begun_quote(self, position: int) -> bool:
-        """Tell whether the text ends within a quote."""
         rest = self._text[position:].rstrip()
         return any(quote.startswith(rest) for quote in self._quotes)
 
@@ -401,7 +399,7 @@ class Unwrapping:
         self._held: list[str] = []
         self._scanner: JsonScanner | None = None
 
-    def feed(self, piece: str) -> str:
+    def unwrap(self, piece: str) -> str:
         """Return the text that this piece makes certain."""
         if self._is_decided:
             return piece
@@ -419,7 +417,7 @@ class Unwrapping:
         return text
 
     def _in_wrapper(self, scanner: JsonScanner, piece: str) -> str:
-        scanner.feed(piece)
+        scanner.read_from(piece)
         if scanner.state is JsonState.OPEN:
             return ""
         self._is_decided = True
@@ -427,12 +425,9 @@ class Unwrapping:
 
 
 def unwrapped(arguments: str, types: ParameterTypes) -> str:
-    """Return the arguments inside wrappers, or the same text if there are none.
+    """Return the arguments, a JSON object, inside wrappers, or the same text if there are none.
 
     A wrapper has a key that the schema does not declare, and contains only arguments that it does.
-
-    Args:
-        arguments: A JSON object.
     """
     found = _FIRST_KEY.match(arguments)
     while found and _may_wrap(found[1], types) and (inner := _inside(arguments, found, types)):

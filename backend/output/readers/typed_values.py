@@ -122,7 +122,7 @@ class ParameterTypes:
         return _mapping(place)
 
 
-def json_type(value: object) -> str:
+def _json_type(value: object) -> str:
     """Return the JSON type of a parsed value; integers do not count as numbers."""
     return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
 
@@ -135,9 +135,9 @@ def _named_types(schema: JsonSchema) -> JsonTypes:
         case [*names]:
             return frozenset(name for name in names if isinstance(name, str))
     if "const" in schema:
-        return frozenset({json_type(schema["const"])})
+        return frozenset({_json_type(schema["const"])})
     if values := _sequence(schema.get("enum")):
-        return frozenset(map(json_type, values))
+        return frozenset(map(_json_type, values))
     return frozenset(name for key, name in _MARKS.items() if key in schema)
 
 
@@ -161,12 +161,7 @@ def json_string(text: str) -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a value as strict JSON.
-
-    Raises:
-        ValueError: A number in it is not finite.
-        TypeError: It cannot be represented in JSON.
-    """
+    """Return a value as strict JSON, or raise `ValueError` or `TypeError` if it has none."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return SURROGATE.sub(ESCAPED_REPLACEMENT, text)
 
@@ -196,7 +191,7 @@ class ValueWriter:
         self._raw: list[str] = []
         self._quote = '"'
 
-    def feed(self, raw: str) -> str:
+    def write(self, raw: str) -> str:
         """Return the JSON that this text makes certain."""
         if not self._is_text:
             self._raw.append(raw)
@@ -204,7 +199,7 @@ class ValueWriter:
         quote, self._quote = self._quote, ""
         return quote + _escaped(raw)
 
-    def finish(self) -> str:
+    def end(self) -> str:
         """Return the rest of the value."""
         if self._is_text:
             return self._quote + '"'
@@ -216,7 +211,7 @@ def _is_wanted(text: str, types: JsonTypes) -> bool:
 
     A schema without strings accepts any JSON: the tool can best report a wrong type.
     """
-    found = json_type(json.loads(text))
+    found = _json_type(json.loads(text))
     if types == UNKNOWN:
         return found in ("object", "array")
     if "string" not in types:
@@ -341,11 +336,7 @@ def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def continued(sent: str, value: str) -> str | None:
-    """Return the rest of a JSON text after its beginning was sent, or `None` if it differs.
-
-    Args:
-        value: The whole value, which may be written in another style.
-    """
+    """Return what completes the sent beginning of a JSON value; `None` if that differs."""
     if value.startswith(sent):
         return value[len(sent) :]
     parsed = json.loads(value)
@@ -364,11 +355,7 @@ class JsonArguments:
     """
 
     def __init__(self, ends: tuple[str, ...] = ()) -> None:
-        """Begin before the arguments.
-
-        Args:
-            ends: Markers that end the call: strings that may lack their quotes end before them.
-        """
+        """Begin before the arguments; strings that lack their quotes end before one of `ends`."""
         self._scanner = JsonScanner(call_ends(ends))
         self._has_begun = False
         self._is_object = False
@@ -388,19 +375,15 @@ class JsonArguments:
         """Number of latest characters read but not emitted."""
         return 1 if self.is_whole else self._scanner.pending
 
-    def feed(self, text: str, position: int) -> tuple[str, int]:
-        """Read from a position of `text` up to their end, or to where they are malformed.
-
-        Returns:
-            The text that can be emitted, and the position after the text read.
-        """
+    def read_from(self, text: str, position: int) -> tuple[str, int]:
+        """Return what can be emitted, and the position after the arguments or at an error."""
         if not self._has_begun:
             if text[position].isspace():
                 return "", position + 1
             self._begin(text[position])
         if self.is_malformed:
             return "", position
-        piece, position = self._scanner.feed(text, position)
+        piece, position = self._scanner.read_from(text, position)
         self.is_whole = self._scanner.state is JsonState.COMPLETE
         self.is_malformed = self._scanner.state is JsonState.MALFORMED
         if not self._is_object:
@@ -442,6 +425,6 @@ def _unwrapped(value: str) -> str:
         return "" if value[1:-1].strip() else "{}"
     text = (json.loads(value) or "{}").strip()
     scanner = JsonScanner()
-    taken, end = scanner.feed(text)
+    taken, end = scanner.read_from(text)
     is_object = taken.startswith("{") and scanner.state is JsonState.COMPLETE and end == len(text)
     return SURROGATE.sub(ESCAPED_REPLACEMENT, taken) if is_object else ""

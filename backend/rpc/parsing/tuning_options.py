@@ -9,7 +9,7 @@ from backend.config import DEFAULT_TUNING, MAX_SLOTS, TuningOptions
 from backend.core.embedding import Pooling
 from backend.core.scoring import RerankerKind
 from backend.errors import InvalidRequestError
-from backend.formats.evidence import FORCED
+from backend.formats.format import FORCED
 from backend.rpc.parsing.json_fields import JsonObject, parse_json, require_object
 from common.options import OptionField, OptionValue, option_fields, split_entry
 

@@ -74,11 +74,7 @@ class GrammarMatcher:
     """
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
-        """Take over a matcher that has no other users.
-
-        Args:
-            matcher: At the start of the reply.
-        """
+        """Take over a matcher at the start of a reply, which has no other users."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._latest_mask: NDArray[np.int32] | None = None
@@ -94,9 +90,7 @@ class GrammarMatcher:
         """Write one bit per token: 1 if it may come next, the lowest bit first.
 
         After an error, or at the end of the grammar, only tokens that end the reply are allowed.
-
-        Args:
-            row: Contiguous, of `Vocabulary.mask_words` words.
+        The row is contiguous, of `Vocabulary.mask_words` words.
         """
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         self._latest_mask = row
@@ -220,13 +214,12 @@ class GrammarCompiler:
         return CompiledGrammar(grammar, template, tokenizer_of(self.vocabulary))
 
 
-def problem_of(grammar: LarkGrammar, vocabulary: Vocabulary) -> str:
+def _problem_of(grammar: LarkGrammar, vocabulary: Vocabulary) -> str:
     """Compile a grammar, and return what is wrong with it; empty if nothing is."""
     return _compiled(grammar, vocabulary)[1]
 
 
 def _compiled(grammar: LarkGrammar, vocabulary: Vocabulary) -> tuple[LLMatcher, str]:
-    """Return a matcher at the beginning, and what is wrong with it."""
     made: queue.SimpleQueue[tuple[LLMatcher, str]] = queue.SimpleQueue()
 
     def make() -> None:
@@ -252,12 +245,12 @@ def _start_deep(work: Callable[[], None]) -> None:
 def _reason(error: str) -> str:
     """Return the part of an llguidance error that is useful to callers."""
     lines = error.splitlines()
-    told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    if told.startswith("panic"):
+    reason = next((line for line in lines if line.startswith("error: ")), lines[0])
+    if reason.startswith("panic"):
         return "is too large"
-    if told == "NoExtensionBias":
+    if reason == "NoExtensionBias":
         return "no text can complete it"
-    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", told)[:300]
+    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", reason)[:300]
 
 
 # The limit is in processor time, and this many times as much may pass on a busy machine.
@@ -324,7 +317,7 @@ class Trial:
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._cpu_s)
         try:
-            return problem_of(grammar, self.vocabulary)
+            return _problem_of(grammar, self.vocabulary)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             signal.setitimer(signal.ITIMER_REAL, 0.0)
@@ -336,8 +329,8 @@ class Trial:
             self._try(grammar, writer)
         os.close(writer)
         with os.fdopen(reader, "rb") as answer:
-            told = answer.read().decode()
-        return self._ending(os.waitpid(child, 0)[1]) or told
+            problem = answer.read().decode()
+        return self._ending(os.waitpid(child, 0)[1]) or problem
 
     def _ending(self, status: int) -> str:
         """Return what a fork's end says of its grammar; nothing if it ended as it should."""

@@ -67,14 +67,10 @@ def _whole(start: str, end: str, inside: FreeText, writer: GrammarWriter) -> str
 def after_trigger(
     grammar: LarkGrammar, triggers: Sequence[str], vocabulary: Vocabulary
 ) -> LarkGrammar:
-    """Return the grammar of free text up to a trigger, where the given grammar takes over.
+    """Return the grammar of free text up to a trigger, with which the given grammar begins.
 
-    A spelled-out trigger cannot be abandoned at its last character. The grammar must read it as
-    one terminal, as all do except GBNF that had to be split into characters.
-
-    Args:
-        grammar: The grammar, which begins with the triggers.
-        triggers: At least one text.
+    A spelled-out trigger cannot be abandoned at its last character. The grammar must read it as one
+    terminal, as all do except GBNF that had to be split into characters.
     """
     writer = GrammarWriter("lazy", vocabulary)
     words = [trigger for trigger in triggers if writer.pieces(trigger) == (trigger,)]
@@ -185,7 +181,7 @@ class Composer:
                 if not held.weaken():
                     raise
             else:
-                held.tell()
+                held.log_notes()
                 return grammar
         return None
 

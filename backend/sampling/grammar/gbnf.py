@@ -1,4 +1,7 @@
-"""Writes GBNF rules in llguidance's variant of Lark.
+"""Translates GBNF to llguidance's variant of Lark.
+
+The lexer reads as much as it can in one piece; where the longest match of pieces may be wrong,
+which an automaton of all pieces tells, the parser reads character by character.
 
 A definition contains no parentheses: a group becomes a definition of its own. Names are
 numbered in the order in which they are reached from the root, so grammars that differ only in
@@ -6,8 +9,12 @@ rule names or rule order produce the same text.
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import reduce
+from operator import or_
+from typing import TypeVar
 
 from backend.sampling.grammar.gbnf_parser import (
     ROOT,
@@ -24,6 +31,8 @@ from backend.sampling.grammar.gbnf_parser import (
 )
 from backend.sampling.grammar.gbnf_rules import (
     SPELLED,
+    may_be_empty,
+    nullable_rules,
     prune,
     regular_rules,
     require_bounded,
@@ -33,19 +42,297 @@ from backend.sampling.grammar.gbnf_rules import (
     unroll,
     with_leading_markers,
 )
-from backend.sampling.grammar.gbnf_terminals import cuts_are_certain, terminals
 from backend.sampling.grammar.vocabulary import CharSet, Vocabulary
 from backend.sampling.grammar.writer import LarkGrammar
+
+MAX_STATES = 3000
+MAX_CLASSES = 500
+MAX_DEPTH = 60
+MAX_MOVES = 300_000
+
+
+class _OverBudgetError(Exception):
+    """There are too many states to examine."""
+
+
+class _CharacterClasses:
+    """The coarsest partition of characters that tells some sets apart; bit masks denote subsets."""
+
+    def __init__(self, sets: Iterable[CharSet]) -> None:
+        """Partition the characters.
+
+        Raises:
+            OverBudgetError: There are too many classes.
+        """
+        edges = {edge for s in sets for low, high in s.ranges for edge in (low, high + 1)}
+        if len(edges) > MAX_CLASSES:
+            raise _OverBudgetError
+        self._edges = sorted(edges)
+        self._masks: dict[CharSet, int] = {}
+
+    def mask(self, characters: CharSet) -> int:
+        """Return the mask of the classes that make up one of the sets."""
+        if characters not in self._masks:
+            self._masks[characters] = sum(
+                (1 << bisect_right(self._edges, high)) - (1 << bisect_left(self._edges, low))
+                for low, high in characters.ranges
+            )
+        return self._masks[characters]
+
+
+class _Nfa:
+    """Thompson's construction for all terminals together, from one start state.
+
+    Source: Thompson, Regular Expression Search Algorithm (1968).
+    """
+
+    def __init__(self, rules: Rules, classes: _CharacterClasses) -> None:
+        self._rules = rules
+        self._classes = classes
+        self._moves: list[list[tuple[int, int]]] = []
+        self._skips: list[list[int]] = []
+        self._ends: dict[int, Item] = {}
+        self._start = self._new()
+
+    def add(self, terminal: Item) -> None:
+        """Add a terminal.
+
+        Raises:
+            OverBudgetError: It is too large.
+        """
+        first = self._new()
+        self._skips[self._start].append(first)
+        self._ends[self._item(first, terminal, 0)] = terminal
+
+    def states(self) -> Iterator[tuple[list[Item], int]]:
+        """Yield, for each reachable set of states, the terminals that end there and the ways on.
+
+        Empty text is not counted. The ways on are a mask of character classes.
+
+        Raises:
+            OverBudgetError: There are too many transitions.
+        """
+        first = self._closure([self._start])
+        seen = {first}
+        pending = [first]
+        budget = MAX_MOVES
+        while pending:
+            states = pending.pop()
+            moves = [move for state in states for move in self._moves[state]]
+            onward = reduce(or_, (mask for mask, _ in moves), 0)
+            if states is not first:
+                yield [self._ends[state] for state in states if state in self._ends], onward
+            for targets in _by_class(moves, onward):
+                budget -= len(moves)
+                if budget < 0:
+                    raise _OverBudgetError
+                reached = self._closure(targets)
+                if reached not in seen:
+                    seen.add(reached)
+                    pending.append(reached)
+
+    def _closure(self, states: Iterable[int]) -> frozenset[int]:
+        reached = set(states)
+        pending = list(reached)
+        while pending:
+            new = set(self._skips[pending.pop()]) - reached
+            reached |= new
+            pending += new
+        return frozenset(reached)
+
+    def _item(self, start: int, item: Item, depth: int) -> int:
+        """Append an item and return the state after it. No transition leads back to `start`."""
+        for _ in range(item.least):
+            start = self._atom(start, item.atom, depth)
+        if item.most is None:
+            entry = self._new()
+            self._skips[start].append(entry)
+            self._skips[self._atom(entry, item.atom, depth)].append(entry)
+            return entry
+        end = self._new()
+        for _ in range(item.most - item.least):
+            self._skips[start].append(end)
+            start = self._atom(start, item.atom, depth)
+        self._skips[start].append(end)
+        return end
+
+    def _atom(self, start: int, atom: Atom, depth: int) -> int:
+        match atom:
+            case Literal(text):
+                for character in text:
+                    start = self._move(start, CharSet.single(character))
+                return start
+            case CharSet():
+                return self._move(start, atom)
+            case Reference(name):
+                return self._rule(start, name, depth + 1)
+        raise TypeError(atom)
+
+    def _rule(self, start: int, name: str, depth: int) -> int:
+        if depth > MAX_DEPTH:
+            raise _OverBudgetError
+        end = self._new()
+        for alternative in self._rules[name].alternatives:
+            state = start
+            for item in alternative:
+                state = self._item(state, item, depth)
+            self._skips[state].append(end)
+        return end
+
+    def _move(self, start: int, characters: CharSet) -> int:
+        target = self._new()
+        self._moves[start].append((self._classes.mask(characters), target))
+        return target
+
+    def _new(self) -> int:
+        if len(self._moves) >= MAX_STATES:
+            raise _OverBudgetError
+        self._moves.append([])
+        self._skips.append([])
+        return len(self._moves) - 1
+
+
+def _by_class(moves: list[tuple[int, int]], onward: int) -> Iterator[frozenset[int]]:
+    """Yield the sets of states that single character classes lead to."""
+    while onward:
+        single = onward & -onward
+        targets = frozenset(target for mask, target in moves if mask & single)
+        shared = onward
+        for mask, _ in moves:
+            shared &= mask if mask & single else ~mask
+        onward &= ~shared
+        yield targets
+
+
+_MAX_PASSES = 40
+_MAX_ITEMS = 5000
+
+Place = Item | str
+_Key = TypeVar("_Key")
+
+
+def terminals(rules: Rules, regular: Collection[str]) -> frozenset[Item]:
+    """Return the items of irregular rules that are themselves regular."""
+    return frozenset(
+        item
+        for name, rule in rules.items()
+        if name not in regular
+        for alternative in rule.alternatives
+        for item in alternative
+        if _is_regular(item.atom, regular)
+    )
+
+
+def _cuts_are_certain(rules: Rules, irregular: Collection[str], pieces: Collection[Item]) -> bool:
+    """Return whether the longest match of `pieces` is provably right wherever they meet.
+
+    A grammar that is too large counts as uncertain.
+    """
+    items = sum(len(alternative) for rule in rules.values() for alternative in rule.alternatives)
+    if items > _MAX_ITEMS:
+        return False
+    try:
+        classes = _CharacterClasses(_sets(rules))
+        after = _Neighbours(rules, classes).after(pieces, irregular)
+        automaton = _Nfa(rules, classes)
+        for piece in pieces:
+            automaton.add(piece)
+        return all(
+            not onward & after[piece] for ends, onward in automaton.states() for piece in ends
+        )
+    except _OverBudgetError:
+        return False
+
+
+class _Neighbours:
+    """Tells which classes of characters may begin an item, and which may follow it."""
+
+    def __init__(self, rules: Rules, classes: _CharacterClasses) -> None:
+        self._rules = rules
+        self._classes = classes
+        self._nullable = nullable_rules(rules)
+        self._first = _settled(dict.fromkeys(rules, 0), self._grow_first)
+
+    def after(self, pieces: Collection[Item], irregular: Collection[str]) -> dict[Place, int]:
+        """Return the characters that may follow each piece and each irregular rule."""
+
+        def grow(after: dict[Place, int]) -> None:
+            for name in irregular:
+                for alternative in self._rules[name].alternatives:
+                    self._grow_after(after, name, alternative, pieces)
+
+        return _settled(dict.fromkeys([*pieces, *irregular], 0), grow)
+
+    def _grow_first(self, first: dict[str, int]) -> None:
+        for name, rule in self._rules.items():
+            for alternative in rule.alternatives:
+                for item in alternative:
+                    first[name] |= self._first_of(item, first)
+                    if not may_be_empty(item, self._nullable):
+                        break
+
+    def _grow_after(
+        self, after: dict[Place, int], name: str, alternative: Alternative, pieces: Collection[Item]
+    ) -> None:
+        onward = after[name]
+        for item in reversed(alternative):
+            first = self._first_of(item, self._first)
+            if item in pieces:
+                after[item] |= onward
+            elif isinstance(item.atom, Reference) and item.atom.rule in after:
+                after[item.atom.rule] |= onward if item.most == 1 else onward | first
+            onward = onward | first if may_be_empty(item, self._nullable) else first
+
+    def _first_of(self, item: Item, first: Mapping[str, int]) -> int:
+        match item.atom:
+            case Literal(text):
+                return self._classes.mask(CharSet.single(text[0])) if text else 0
+            case CharSet():
+                return self._classes.mask(item.atom)
+            case Reference(name):
+                return first[name]
+            case TokenReference():  # not a character: it ends the text before it
+                return 0
+
+
+def _settled(masks: dict[_Key, int], grow: Callable[[dict[_Key, int]], None]) -> dict[_Key, int]:
+    """Grow masks until they no longer change."""
+    for _ in range(_MAX_PASSES):
+        before = dict(masks)
+        grow(masks)
+        if masks == before:
+            return masks
+    raise _OverBudgetError
+
+
+def _sets(rules: Rules) -> Iterator[CharSet]:
+    for rule in rules.values():
+        for alternative in rule.alternatives:
+            for item in alternative:
+                if isinstance(item.atom, CharSet):
+                    yield item.atom
+                elif isinstance(item.atom, Literal):
+                    yield from map(CharSet.single, item.atom.text)
+
+
+def _is_regular(atom: Atom, regular: Collection[str]) -> bool:
+    match atom:
+        case Reference(name):
+            return name in regular
+        case TokenReference():
+            return False
+        case _:
+            return True
+
 
 _PRINTABLE = CharSet.of([(0x20, 0x7E)])
 
 
-def write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary) -> LarkGrammar:
+def _write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary) -> LarkGrammar:
     """Return the grammar of the root rule.
 
-    Args:
-        terminals: Items that the lexer reads in one piece, with everything that they refer to;
-            they contain neither recursion nor tokens. The parser handles the rest.
+    The lexer reads `terminals` in one piece, with all that they refer to: neither recursion nor
+    tokens. The parser handles the rest.
     """
     writer = _Writer(rules, terminals, vocabulary)
     start = writer.phrase(Item(Reference(ROOT)))
@@ -155,8 +442,8 @@ def gbnf_to_lark(text: str, vocabulary: Vocabulary) -> LarkGrammar:
     plain = unroll(needed)
     for candidate in (with_leading_markers(plain, vocabulary.markers), plain):
         if (pieces := _certain_pieces(candidate)) is not None:
-            return write_lark(candidate, pieces, vocabulary)
-    return write_lark(_spelled(plain), (), vocabulary)
+            return _write_lark(candidate, pieces, vocabulary)
+    return _write_lark(_spelled(plain), (), vocabulary)
 
 
 def _certain_pieces(rules: Rules) -> frozenset[Item] | None:
@@ -167,7 +454,7 @@ def _certain_pieces(rules: Rules) -> frozenset[Item] | None:
     pieces = terminals(rules, regular)
     # The spelled root meets no other piece: its alternatives begin with a token.
     meeting = pieces - {Item(Reference(SPELLED))}
-    return pieces if cuts_are_certain(rules, rules.keys() - regular, meeting) else None
+    return pieces if _cuts_are_certain(rules, rules.keys() - regular, meeting) else None
 
 
 def _spelled(rules: Rules) -> dict[str, Rule]:

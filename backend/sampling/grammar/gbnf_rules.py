@@ -21,7 +21,7 @@ from backend.sampling.grammar.gbnf_parser import (
 from backend.sampling.grammar.vocabulary import ANY_CHARACTER, CharSet, Vocabulary
 
 
-def derivable(rules: Rules, holds: Callable[[Atom], bool]) -> set[str]:
+def _derivable(rules: Rules, holds: Callable[[Atom], bool]) -> set[str]:
     """Return the rules that derive a text made only of atoms for which `holds` is true.
 
     Optional items are taken as absent. Each reference is visited once.
@@ -53,7 +53,7 @@ def derivable(rules: Rules, holds: Callable[[Atom], bool]) -> set[str]:
 
 def nullable_rules(rules: Rules) -> set[str]:
     """Return the rules that derive empty text."""
-    return derivable(rules, lambda atom: atom == Literal(""))
+    return _derivable(rules, lambda atom: atom == Literal(""))
 
 
 def may_be_empty(item: Item, nullable: set[str]) -> bool:
@@ -172,9 +172,9 @@ def prune(rules: Rules, characters: CharSet) -> dict[str, Rule]:
     Raises:
         GrammarError: Nothing can be derived.
     """
-    derived = derivable(rules, lambda atom: _is_writable(atom, characters))
+    derived = _derivable(rules, lambda atom: _is_writable(atom, characters))
     if ROOT not in derived:
-        if ROOT in derivable(rules, lambda atom: _is_writable(atom, ANY_CHARACTER)):
+        if ROOT in _derivable(rules, lambda atom: _is_writable(atom, ANY_CHARACTER)):
             raise GrammarError("the model's vocabulary cannot express it")
         raise GrammarError("no text can complete it")
     kept: dict[str, Rule] = {}
@@ -217,7 +217,6 @@ def _edges(rules: Rules) -> Mapping[str, list[str]]:
 
 
 def _connected(rules: Rules) -> dict[str, Rule]:
-    """Return the rules that the root needs."""
     needed = reachable([ROOT], _edges(rules))
     return {name: rule for name, rule in rules.items() if name in needed}
 
@@ -405,7 +404,6 @@ def _expanded_length(item: Item, lengths: Mapping[str, int]) -> int:
 
 
 def _optional_cost(rules: Rules, lengths: Mapping[str, int]) -> int:
-    """Return the sum of the squared lengths of rows of optional items."""
     nullable = nullable_rules(rules)
     cost = 0
     for rule in rules.values():

@@ -15,12 +15,7 @@ class LastUsed(Generic[_Key, _Value]):
     def __init__(
         self, capacity: int, max_size: int = 0, size_of: Callable[[_Key], int] | None = None
     ) -> None:
-        """Start empty.
-
-        Args:
-            max_size: Size of all of them together; one alone may be larger.
-            size_of: The size of a value by its key; `None` limits the number only.
-        """
+        """Start empty; one value may exceed `max_size`; without `size_of` values have none."""
         self._capacity = capacity
         self._max_size = max_size
         self._size_of = size_of or (lambda _key: 0)

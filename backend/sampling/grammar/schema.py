@@ -1,57 +1,168 @@
-"""Finds the subschemas of a JSON schema, and checks their keywords.
+"""JSON schemas for llguidance: their keywords, limits of their size, and a stricter form.
 
 llguidance ignores unknown keywords. Here they are errors unless they only annotate, because
 their authors expect them to have an effect.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from functools import cache
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.gbnf_rules import longest_chain, reachable
-from backend.sampling.grammar.schema_tight import with_short_numbers
-from backend.sampling.grammar.writer import LarkGrammar
+from backend.sampling.grammar.writer import LarkGrammar, escaped
+
+Schema: TypeAlias = Mapping[str, Any]
+# True allows any value, false none.
+AnySchema: TypeAlias = Schema | bool
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
 
 # Keywords by their value: a schema, a list of schemas, or schemas by name.
-_ONE = frozenset({"items", "additionalItems", "additionalProperties"})
-_LIST = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-_NAMED = frozenset({"properties", "patternProperties"})
-_DEFINITIONS = frozenset({"$defs", "definitions"})
-_ASSERTIONS = frozenset(
-    {
-        *("const", "enum", "type", "$ref", "required", "pattern", "format", "multipleOf"),
-        *("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    }
+_ONE = words("items additionalItems additionalProperties")
+_CHOICES = words("anyOf oneOf")
+_LIST = _CHOICES | words("allOf prefixItems")
+_NAMED = words("properties patternProperties")
+_DEFINITIONS = words("$defs definitions")
+COMBINATIONS = _CHOICES | words("$ref allOf")
+_GIVEN = words("const enum")
+# Keywords that apply to values of one type.
+IMPLIED_TYPES: Mapping[str, frozenset[str]] = {
+    "object": _NAMED | words("required additionalProperties minProperties maxProperties"),
+    "array": words("items prefixItems minItems maxItems"),
+    "string": words("pattern format minLength maxLength"),
+    "number": words("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf"),
+}
+_RESTRICTING = words("type").union(_GIVEN, COMBINATIONS, _ONE, _LIST, *IMPLIED_TYPES.values())
+_TEXTS = words("title description default examples example deprecated $comment")
+_ANNOTATIONS = _TEXTS | words(
+    "$schema $id id $anchor readOnly writeOnly contentMediaType contentEncoding"
 )
-_ANNOTATIONS = frozenset(
-    {
-        *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default"),
-        *("example", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("contentMediaType", "contentEncoding"),
-    }
-)
-_KEYWORDS = _ONE | _LIST | _NAMED | _DEFINITIONS | _ASSERTIONS | _ANNOTATIONS
+_KEYWORDS = _RESTRICTING | _DEFINITIONS | _ANNOTATIONS
 _EXTENSION = "x-"
 # Its settings would loosen the checks.
 _SETTINGS = "x-guidance"
-
-_STRING_FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname"),
-        *("ipv4", "ipv6", "uuid", "uri"),
-    }
-)
 # From OpenAPI; they tell how a number is stored, not how it is written.
-_NUMBER_FORMATS = frozenset({"int32", "int64", "float", "double"})
+NUMBER_FORMATS = words("int32 int64 float double")
+# A bool is an int in Python: the order matters.
+_TYPES_OF_VALUES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+
+
+def type_of(value: object) -> str:
+    """Return the JSON type of a value; empty for anything else."""
+    return next((name for kind, name in _TYPES_OF_VALUES.items() if isinstance(value, kind)), "")
+
+
+def token(name: str) -> str:
+    """Return a name escaped for a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def steps(pointer: str) -> list[str]:
+    """Return the names in a JSON pointer."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = (
+    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = rf"{_LABEL}(\.{_LABEL})*"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_HEX = "[0-9a-fA-F]"
+FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "duration": r"P([0-9]+W|[0-9]+[YMD]|([0-9]+D)?T[0-9]+[HMS])",
+    "email": rf"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
+    "ipv6": rf"({_HEX}{{1,4}}:){{7}}{_HEX}{{1,4}}|::({_HEX}{{1,4}}:){{0,5}}{_HEX}{{1,4}}|::",
+    "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:\x2f?#\[\]@!$&'()*+,;=%-]+",
+}
+_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+
+
+class PatternError(ValueError):
+    """The pattern cannot be enforced."""
+
+
+def string_terminals(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the terminals that a string must match.
+
+    Raises:
+        PatternError: llguidance does not support the pattern.
+    """
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        yield f"/(?s:.){{{least},{most}}}/"
+    if schema.get("format") in FORMATS:
+        yield f"/{FORMATS[schema['format']]}/"
+    if "pattern" in schema:
+        yield f"/{_searched(schema['pattern'])}/"
+
+
+@cache
+def _without_tags(tags: tuple[str, ...]) -> str:
+    """Return a pattern of text without these tags, each of which starts with its only "<"."""
+    begun, left = _prefixes(tags), []
+    for prefix in begun:
+        following = {tag[len(prefix)] for tag in tags if tag.startswith(prefix)}
+        left.append(f"{escaped(prefix)}[^<{''.join(map(escaped, sorted(following)))}]")
+    some = f"(?:{'|'.join(map(escaped, begun))})*"
+    return f"^(?:[^<]|{some}(?:{'|'.join(left)}))*{some}$"
+
+
+def _prefixes(tags: tuple[str, ...]) -> list[str]:
+    """Return the possible beginnings of these tags, without any complete tag."""
+    prefixes = {tag[:length] for tag in tags for length in range(1, len(tag))}
+    return sorted(prefix for prefix in prefixes if not prefix.startswith(tags))
+
+
+def _searched(pattern: str) -> str:
+    """Return a pattern for whole texts that contain a match of a pattern."""
+    tokens = _TOKEN.findall(pattern)
+    starts, ends = tokens[:1] == ["^"], tokens[-1:] == ["$"]
+    inner = tokens[starts : len(tokens) - ends]
+    if {"^", "$"} & {*inner} or ((starts or ends) and _has_choice(inner)):
+        raise PatternError(f"the pattern {pattern!r} has anchors inside")
+    body = "".join({"/": r"\/", "\n": r"\n"}.get(token, token) for token in inner)
+    before, after = ("" if is_there else "(?s:.*)" for is_there in (starts, ends))
+    return f"{before}(?:{body}){after}"
+
+
+def _has_choice(tokens: list[str]) -> bool:
+    """Return whether there are alternatives outside all brackets."""
+    depth = 0
+    for part in tokens:
+        depth += (part == "(") - (part == ")")
+        if part == "|" and not depth:
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaTree:
+class _SchemaTree:
     """All subschemas, by JSON pointer.
 
     Attributes:
@@ -63,13 +174,13 @@ class SchemaTree:
     edges: dict[str, list[str]] = field(default_factory=dict)
 
 
-def walk(schema: Mapping[str, Any]) -> SchemaTree:
+def walk(schema: Mapping[str, Any]) -> _SchemaTree:
     """Return the subschemas.
 
     Raises:
         GrammarError: A keyword is unsupported or unknown; the message says where.
     """
-    tree = SchemaTree()
+    tree = _SchemaTree()
     pending: list[tuple[str, object]] = [("#", schema)]
     while pending:
         pointer, subschema = pending.pop()
@@ -95,7 +206,7 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
         if keyword in {"$id", "id"} and pointer != "#":
             raise GrammarError(f"{pointer}: {keyword!r} is only supported at the root")
     known = fields.get("format", "uuid")
-    if not isinstance(known, str) or known not in _STRING_FORMATS | _NUMBER_FORMATS:
+    if not isinstance(known, str) or known not in FORMATS.keys() | NUMBER_FORMATS:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")
 
 
@@ -113,10 +224,10 @@ def _parts(pointer: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, objec
             if not isinstance(value, dict):
                 raise GrammarError(f"{here}: must be an object with schemas")
             is_definition = keyword in _DEFINITIONS
-            yield from ((f"{here}/{_token(k)}", part, is_definition) for k, part in value.items())
+            yield from ((f"{here}/{token(k)}", part, is_definition) for k, part in value.items())
 
 
-def _target(pointer: str, reference: object, tree: SchemaTree) -> str:
+def _target(pointer: str, reference: object, tree: _SchemaTree) -> str:
     """Return the pointer that a reference denotes, which must lead to a subschema."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         raise GrammarError(f"{pointer}: $ref must point into the schema itself, as '#/...'")
@@ -124,11 +235,6 @@ def _target(pointer: str, reference: object, tree: SchemaTree) -> str:
     if target not in tree.schemas:
         raise GrammarError(f"{pointer}: there is no schema at {reference!r}")
     return target
-
-
-def _token(name: str) -> str:
-    """Return a name escaped for a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 MAX_SCHEMAS = 10_000
@@ -142,14 +248,13 @@ MAX_COMBINED_PATTERNS = 10
 # A multiple costs its significant digits, read as a number.
 MAX_MULTIPLES = 20_000
 
-_COMBINING = ("$ref", "allOf", "anyOf", "oneOf")
-_CONSTRAINING = (
-    *("properties", "patternProperties", "additionalProperties", "items", "prefixItems"),
-    *("const", "enum", "pattern", "format", "multipleOf", "minLength", "maxLength"),
+_CONSTRAINING = words(
+    "properties patternProperties additionalProperties items prefixItems const enum pattern format "
+    "multipleOf minLength maxLength"
 )
 
 
-def require_bounded(tree: SchemaTree) -> None:
+def require_bounded(tree: _SchemaTree) -> None:
     """Refuse a schema that would crash llguidance or keep it busy for long.
 
     Raises:
@@ -172,7 +277,7 @@ def require_bounded(tree: SchemaTree) -> None:
         raise GrammarError("the values of 'multipleOf' are too large")
 
 
-def _require_cheap_combinations(tree: SchemaTree) -> None:
+def _require_cheap_combinations(tree: _SchemaTree) -> None:
     """Limit the conditions that may apply to one value."""
     combining = [pointer for pointer, fields in tree.schemas.items() if _combines(fields)]
     combined = [tree.schemas[pointer] for pointer in reachable(combining, tree.edges)]
@@ -188,7 +293,7 @@ def _require_cheap_combinations(tree: SchemaTree) -> None:
 
 def _combines(fields: Mapping[str, Any]) -> bool:
     """Return whether several parts of a schema constrain the same value."""
-    combining = sum(keyword in fields for keyword in _COMBINING)
+    combining = sum(keyword in fields for keyword in COMBINATIONS)
     constrains = any(keyword in fields for keyword in _CONSTRAINING)
     return combining + constrains > 1 or len(fields.get("allOf", ())) > 1
 
@@ -210,6 +315,150 @@ def _multiples(schemas: Iterable[Mapping[str, Any]]) -> set[int]:
     return {int("".join(map(str, number)).rstrip("0") or "0") for number in digits}
 
 
+# Doubles represent integers up to here exactly.
+_LARGEST = 10**15 - 1
+_FINEST = 1e-9
+_NUMERIC = frozenset({"integer", "number"})
+_KEYS = _NAMED | {"additionalProperties"}
+_DEFS = "$defs"
+_ANY = "x-any-value"
+_ANY_VALUE: Schema = {"$ref": f"#/{_DEFS}/{_ANY}"}
+_ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
+
+
+def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
+    """Return a slightly stricter schema.
+
+    Args:
+        schema: A complete schema, with the definitions that it refers to.
+        forbidden: Tags that no string or key contains; each starts with its only "<".
+    """
+    tight = _Tightening(forbidden)
+    return tight.with_any_value(tight.whole(schema))
+
+
+def _with_short_numbers(schema: Schema) -> Schema:
+    """Return a schema whose parts that allow any value allow no endless numbers.
+
+    Parts that say what they allow are left as they are, and so are combinations of schemas.
+    """
+    opening = _Opening(())
+    return opening.with_any_value(opening.part(schema))
+
+
+def type_names(schema: Schema) -> frozenset[str]:
+    """Return the names in a schema's `type`, which may be a list or missing."""
+    value = schema.get("type", [])
+    return frozenset([value] if isinstance(value, str) else value)
+
+
+class _Tightening:
+    """Copies a schema while making it stricter."""
+
+    def __init__(self, forbidden: tuple[str, ...]) -> None:
+        self._pattern = _without_tags(forbidden) if forbidden else ""
+        self._has_any_value = False
+
+    def with_any_value(self, root: Schema) -> Schema:
+        """Return the copy with the definition of any value, if it refers to it."""
+        if not self._has_any_value:
+            return root
+        any_value = {"anyOf": [_Tightening.whole(self, {"type": name}) for name in _ANY_TYPES]}
+        return {**root, _DEFS: {**root.get(_DEFS, {}), _ANY: any_value}}
+
+    def schema(self, schema: AnySchema) -> AnySchema:
+        if schema is False:
+            return False
+        if schema is True or schema.keys() <= _TEXTS:
+            return self._any_value()
+        return self.whole(schema)
+
+    def whole(self, schema: Schema) -> dict[str, Any]:
+        names = type_names(schema)
+        # The parts of a combination apply together: none of them may be closed.
+        is_alone = not (names or _KEYS & schema.keys())
+        tight = {
+            keyword: value if keyword in _CHOICES and not is_alone else self._part(keyword, value)
+            for keyword, value in schema.items()
+        }
+        if _GIVEN & tight.keys():
+            return tight
+        if names & _NUMERIC:
+            _bound(tight, is_fractional="number" in names)
+        if "array" in names and not {"items", "prefixItems"} & tight.keys():
+            tight["items"] = self._any_value()
+        if "object" in names and not COMBINATIONS & tight.keys():
+            self._restrict_keys(tight)
+        if "string" in names and self._pattern:
+            self._restrict_text(tight)
+        return tight
+
+    def _part(self, keyword: str, value: object) -> object:
+        if keyword in _CHOICES | {"prefixItems", "items"} and isinstance(value, list):
+            return [self.schema(part) for part in value]
+        if keyword in _NAMED | _DEFINITIONS and isinstance(value, Mapping):
+            return {name: self.schema(part) for name, part in value.items()}
+        if keyword in _ONE and isinstance(value, Mapping | bool):
+            return self.schema(value)
+        return value
+
+    def _any_value(self) -> Schema:
+        self._has_any_value = True
+        return _ANY_VALUE
+
+    def _restrict_keys(self, tight: dict[str, Any]) -> None:
+        """Close an object that declares its keys; others allow any keys without tags."""
+        if "patternProperties" in tight:
+            return
+        if "additionalProperties" not in tight:
+            tight["additionalProperties"] = not tight.get("properties") and self._any_value()
+        others = tight["additionalProperties"]
+        if self._pattern and others is not False:
+            tight["patternProperties"] = {self._pattern: others}
+            tight["additionalProperties"] = False
+
+    def _restrict_text(self, tight: dict[str, Any]) -> None:
+        if "pattern" in tight:
+            tight["allOf"] = [*tight.get("allOf", ()), {"pattern": self._pattern}]
+        elif "format" not in tight:
+            tight["pattern"] = self._pattern
+
+
+class _Opening(_Tightening):
+    """Copies a schema while it spells out where any value is allowed."""
+
+    def schema(self, schema: AnySchema) -> AnySchema:
+        if isinstance(schema, bool):
+            return self._any_value() if schema else False
+        return self.part(schema)
+
+    def part(self, schema: Schema) -> Schema:
+        if not _RESTRICTING & schema.keys():
+            return {**schema, **self._any_value()}
+        return self.whole(schema)
+
+    def whole(self, schema: Schema) -> dict[str, Any]:
+        copy = {keyword: self._part(keyword, value) for keyword, value in schema.items()}
+        names = type_names(schema)
+        if (_GIVEN | COMBINATIONS) & copy.keys():
+            return copy
+        if "array" in names and not {"items", "prefixItems"} & copy.keys():
+            copy["items"] = self._any_value()
+        if "object" in names:
+            copy.setdefault("additionalProperties", self._any_value())
+        return copy
+
+
+def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:
+    """Limit the digits of a number."""
+    if not {"minimum", "exclusiveMinimum"} & tight.keys():
+        tight["minimum"] = min(-_LARGEST, tight.get("maximum", 0))
+    if not {"maximum", "exclusiveMaximum"} & tight.keys():
+        tight["maximum"] = max(_LARGEST, tight.get("minimum", 0))
+    if is_fractional:
+        tight.setdefault("multipleOf", _FINEST)
+
+
 MAX_NESTING = 120
 
 SETTINGS = {
@@ -229,7 +478,7 @@ def schema_to_lark(text: str) -> LarkGrammar:
     """
     schema = _parsed(text)
     require_bounded(walk(schema))
-    fields = {**with_short_numbers(schema), "x-guidance": SETTINGS}
+    fields = {**_with_short_numbers(schema), "x-guidance": SETTINGS}
     return LarkGrammar("%json " + json.dumps(fields))
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from itertools import chain, islice
 from typing import Any
 
-from backend.sampling.grammar.schema_repair import IMPLIED_TYPES, Notes, Repair, has_type, token
-from backend.sampling.grammar.schema_tight import AnySchema, Schema
+from backend.sampling.grammar.schema import COMBINATIONS, IMPLIED_TYPES, AnySchema, Schema, token
+from backend.sampling.grammar.schema_repair import JSON_TYPES, Notes, Repair, has_type
 
 Conditions = Mapping[str, Any]
 """Keywords of a repaired schema, without `$ref`, `anyOf` and `allOf` of other than conditions."""
@@ -18,7 +18,7 @@ _OBJECTS = ("properties", "patternProperties", "additionalProperties")
 _ITEMS = ("prefixItems", "items")
 
 
-def merge(first: Conditions, second: Conditions) -> dict[str, Any] | None:
+def _merge(first: Conditions, second: Conditions) -> dict[str, Any] | None:
     """Return conditions that mean both, or `None` if no value matches both.
 
     What cannot be joined stays in `allOf`.
@@ -42,7 +42,7 @@ def merge(first: Conditions, second: Conditions) -> dict[str, Any] | None:
     return joined | ({"allOf": beside} if beside else {})
 
 
-def both(first: AnySchema, second: AnySchema) -> AnySchema:
+def _both(first: AnySchema, second: AnySchema) -> AnySchema:
     """Return a schema that means both, not yet joined."""
     if isinstance(first, bool):
         return second if first else False
@@ -78,7 +78,6 @@ _JOINS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def _join_items(joined: dict[str, Any], first: Conditions, second: Conditions) -> list[Conditions]:
-    """Join the items of arrays in place; return what must stay beside them."""
     others = {keyword: second[keyword] for keyword in _ITEMS if keyword in second}
     for keyword in _ITEMS:
         joined.pop(keyword, None)
@@ -87,12 +86,11 @@ def _join_items(joined: dict[str, Any], first: Conditions, second: Conditions) -
         return []
     if "prefixItems" in joined or "prefixItems" in others:
         return [others]
-    joined["items"] = both(first["items"], second["items"])
+    joined["items"] = _both(first["items"], second["items"])
     return []
 
 
 def _join_objects(joined: dict[str, Any], first: Conditions, second: Conditions) -> None:
-    """Join the properties of objects in place."""
     if not any(keyword in first for keyword in _OBJECTS):
         return
     required = joined.get("required", ())
@@ -104,11 +102,11 @@ def _join_objects(joined: dict[str, Any], first: Conditions, second: Conditions)
                 properties.setdefault(name, False)
             else:
                 # A name that is required although it is excluded is a mistake: it may be written.
-                properties.setdefault(name, part if others is False else both(part, others))
+                properties.setdefault(name, part if others is False else _both(part, others))
     patterns: dict[str, AnySchema] = dict(first.get("patternProperties", {}))
     for pattern, part in second.get("patternProperties", {}).items():
-        patterns[pattern] = both(patterns.get(pattern, True), part)
-    additional = both(
+        patterns[pattern] = _both(patterns.get(pattern, True), part)
+    additional = _both(
         first.get("additionalProperties", True), second.get("additionalProperties", True)
     )
     if additional is False:
@@ -131,8 +129,6 @@ _MAX_DEPTH = 40
 _MAX_SCHEMAS = 5000
 # They cost their number squared.
 _MAX_OPTIONAL = 500
-_COMBINING = ("$ref", "allOf", "anyOf")
-_JSON_TYPES = ["array", "boolean", "integer", "null", "number", "object", "string"]
 _RANGES = (
     *(("minimum", "maximum"), ("exclusiveMinimum", "exclusiveMaximum")),
     *(("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "maximum")),
@@ -171,7 +167,6 @@ class Normal:
         self.notes.setdefault(pointer, reason)
 
     def _value(self, schema: AnySchema, pointer: str, depth: int) -> AnySchema:
-        """Return a schema in normal form."""
         if isinstance(schema, bool):
             return schema
         self._count += 1
@@ -228,21 +223,17 @@ class Normal:
     def _ways(
         self, schema: AnySchema, pointer: str, around: tuple[str, ...]
     ) -> Iterator[dict[str, Any]]:
-        """Yield sets of conditions without combinations; each is one way to match the schema.
-
-        Args:
-            around: Names of the definitions that it belongs to.
-        """
+        """Yield sets of conditions, each a way to match a schema in definitions `around` it."""
         if isinstance(schema, bool):
             yield from [{}] if schema else []
             return
-        ways = [{key: value for key, value in schema.items() if key not in _COMBINING}]
+        ways = [{key: value for key, value in schema.items() if key not in COMBINATIONS}]
         for keyword, others in self._joined(schema, pointer, around):
             known = list(islice(others, _MAX_WAYS + 1))
             if len(known) * len(ways) > _MAX_WAYS:
                 self._drop(f"{pointer}/{keyword}", "has too many combinations")
                 continue
-            merged = (merge(way, other) for way in ways for other in known)
+            merged = (_merge(way, other) for way in ways for other in known)
             ways = [way for way in merged if way is not None]
         yield from ways
 
@@ -262,9 +253,8 @@ class Normal:
             yield "anyOf", chain.from_iterable(ways)
 
     def _conditions(self, way: Mapping[str, Any], pointer: str, depth: int) -> AnySchema:
-        """Return a set of conditions in normal form."""
         if "enum" in way:
-            types = way.get("type", _JSON_TYPES)
+            types = way.get("type", JSON_TYPES)
             values = [value for value in way["enum"] if has_type(value, types)]
             return {"enum": values} if values else False
         fields = _of_its_types(way)
@@ -358,7 +348,6 @@ def _can_end(schema: AnySchema, ended: Set[str]) -> bool:
 
 
 def _any_of(parts: Iterable[AnySchema]) -> AnySchema:
-    """Return a schema that allows what any of these allows."""
     found: dict[str, AnySchema] = {}
     for part in parts:
         if part is True:

@@ -7,13 +7,23 @@ language. A keyword that means something is read, and any other dropped.
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from backend.sampling.grammar.schema_tight import AnySchema, Schema
+from backend.sampling.grammar.schema import (
+    FORMATS,
+    IMPLIED_TYPES,
+    NUMBER_FORMATS,
+    AnySchema,
+    Schema,
+    steps,
+    token,
+    type_of,
+    words,
+)
 
-_JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SPELLINGS = {
     "string": "str text char character varchar date time datetime timestamp uuid url uri email "
     "bytes binary base64 file path",
@@ -24,48 +34,21 @@ _SPELLINGS = {
     "array": "list tuple set sequence iterable vector",
     "null": "none nonetype nil void",
 }
-_TYPE_NAMES = {name: name for name in _JSON_TYPES} | {
+_TYPE_NAMES = {name: name for name in JSON_TYPES} | {
     spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()
 }
 # `List[str]`, `dict<string, int>` and `string[]`.
 _GENERIC = re.compile(r"(\w+)\s*[\[<(].+[\])>]")
 _LIST_SUFFIX = "[]"
 
-IMPLIED_TYPES: Mapping[str, frozenset[str]] = {
-    "object": frozenset(
-        {
-            *("properties", "required", "additionalProperties", "patternProperties"),
-            *("minProperties", "maxProperties"),
-        }
-    ),
-    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "string": frozenset({"pattern", "format", "minLength", "maxLength"}),
-    "number": frozenset(
-        {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-    ),
-}
-BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-LENGTHS = (*("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),)
 # They restrict values, but no grammar can express it.
-LOST = (
-    *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
-    *("propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
-    *("unevaluatedProperties", "unevaluatedItems", "contentSchema", "divisibleBy", "extends"),
-    *("disallow",),
+_LOST = words(
+    "not if then else contains minContains maxContains uniqueItems propertyNames dependentRequired "
+    "dependentSchemas dependencies unevaluatedProperties unevaluatedItems contentSchema "
+    "divisibleBy extends disallow"
 )
-STRING_FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname"),
-        *("ipv4", "ipv6", "uuid", "uri"),
-    }
-)
-# From OpenAPI and Rust; they tell how a number is stored, not how it is written.
-NUMBER_FORMATS = frozenset(
-    {
-        *("int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64"),
-        *("float", "double"),
-    }
-)
+# From Rust, like those of OpenAPI.
+_NUMBER_FORMATS = NUMBER_FORMATS | words("int8 int16 uint uint8 uint16 uint32 uint64")
 _LARGEST = 10**15
 _LONGEST = 10**6
 _TOKEN = re.compile(r"\\(?:k<|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:P=|<?[=!])|.", re.DOTALL)
@@ -75,11 +58,11 @@ _WORD_ENDS = (r"\b", r"\B")
 _DELIMITED = re.compile(r"/.*[$^].*/[a-z]*|/.+/[gimsuvy]+", re.DOTALL)
 
 
-class WrongValueError(ValueError):
+class _WrongValueError(ValueError):
     """A keyword has a value that cannot be enforced; the message does not quote it."""
 
 
-def type_of_name(name: object) -> str:
+def _type_of_name(name: object) -> str:
     """Return the JSON type that a name means, in any usual spelling.
 
     Raises:
@@ -92,7 +75,7 @@ def type_of_name(name: object) -> str:
         generic = _GENERIC.fullmatch(word)
         if found := _TYPE_NAMES.get(generic[1] if generic else word):
             return found
-    raise WrongValueError("is no type of JSON: any value is allowed")
+    raise _WrongValueError("is no type of JSON: any value is allowed")
 
 
 def _types(value: object) -> list[str]:
@@ -100,14 +83,14 @@ def _types(value: object) -> list[str]:
     if isinstance(value, str) and "|" in value:
         names = value.split("|")
     if not names:
-        raise WrongValueError("is empty")
-    found = {type_of_name("null" if name is None and len(names) > 1 else name) for name in names}
+        raise _WrongValueError("is empty")
+    found = {_type_of_name("null" if name is None and len(names) > 1 else name) for name in names}
     return sorted(found - {"integer"} if "number" in found else found)
 
 
 def _bound(value: object) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WrongValueError("is no number")
+        raise _WrongValueError("is no number")
     # Numbers have fewer digits anyway.
     return None if abs(value) > _LARGEST else value
 
@@ -115,21 +98,21 @@ def _bound(value: object) -> int | float | None:
 def _lower(value: object) -> int | float | None:
     bound = _bound(value)
     if bound is None and isinstance(value, int | float) and value > 0:
-        raise WrongValueError("is too large")
+        raise _WrongValueError("is too large")
     return bound
 
 
 def _upper(value: object) -> int | float | None:
     bound = _bound(value)
     if bound is None and isinstance(value, int | float) and value < 0:
-        raise WrongValueError("is too small")
+        raise _WrongValueError("is too small")
     return bound
 
 
 def _multiple(value: object) -> int | float | None:
     multiple = _bound(value)
     if multiple is None or multiple <= 0:
-        raise WrongValueError("is no positive number")
+        raise _WrongValueError("is no positive number")
     return multiple
 
 
@@ -137,16 +120,16 @@ def _least(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise WrongValueError("is no length")
+        raise _WrongValueError("is no length")
     if value > _LONGEST:
-        raise WrongValueError("is too large")
+        raise _WrongValueError("is too large")
     return value or None
 
 
 def _most(value: object) -> int | None:
     try:
         return 0 if value == 0 and not isinstance(value, bool) else _least(value)
-    except WrongValueError:
+    except _WrongValueError:
         if isinstance(value, int | float) and value > _LONGEST:
             return None
         raise
@@ -154,12 +137,12 @@ def _most(value: object) -> int | None:
 
 def _pattern(value: object) -> str | None:
     if not isinstance(value, str):
-        raise WrongValueError("is no text")
-    require_pattern(value)
+        raise _WrongValueError("is no text")
+    _require_pattern(value)
     return value or None
 
 
-def require_pattern(pattern: str) -> None:
+def _require_pattern(pattern: str) -> None:
     """Refuse a pattern with a construct that no grammar has.
 
     Raises:
@@ -167,36 +150,36 @@ def require_pattern(pattern: str) -> None:
     """
     tokens = _TOKEN.findall(pattern)
     if any(token in _LOOKS for token in tokens):
-        raise WrongValueError("looks ahead or behind")
+        raise _WrongValueError("looks ahead or behind")
     if any(token in _REFERENCES for token in tokens):
-        raise WrongValueError("refers back")
+        raise _WrongValueError("refers back")
     if any(token in _WORD_ENDS for token in tokens):
-        raise WrongValueError("has word boundaries")
+        raise _WrongValueError("has word boundaries")
     if _DELIMITED.fullmatch(pattern):
-        raise WrongValueError("is between slashes, as in a programming language")
+        raise _WrongValueError("is between slashes, as in a programming language")
 
 
 def _format(value: object) -> str | None:
-    if isinstance(value, str) and value in NUMBER_FORMATS:
+    if isinstance(value, str) and value in _NUMBER_FORMATS:
         return None
-    if not isinstance(value, str) or value not in STRING_FORMATS:
-        raise WrongValueError("is not a known format")
+    if not isinstance(value, str) or value not in FORMATS:
+        raise _WrongValueError("is not a known format")
     return value
 
 
 def _enum(value: object) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise WrongValueError("is no list of values")
-    return distinct(value)
+        raise _WrongValueError("is no list of values")
+    return _distinct(value)
 
 
 def _required(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise WrongValueError("is no list of names")
+        raise _WrongValueError("is no list of names")
     return list(dict.fromkeys(value))
 
 
-def distinct(values: Iterable[Any]) -> list[Any]:
+def _distinct(values: Iterable[Any]) -> list[Any]:
     """Return different JSON values in order."""
     found: dict[str, Any] = {}
     for value in values:
@@ -235,12 +218,6 @@ _ANCHORS = ("$anchor", "$dynamicAnchor")
 _DYNAMIC = ("$dynamicRef", "$recursiveRef")
 _EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 _RESTRICTING = frozenset({"type", "enum"}).union(*IMPLIED_TYPES.values())
-# A bool is an int in Python: the order matters.
-_TYPES_OF_VALUES: tuple[tuple[type, str], ...] = (
-    *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")),
-    *((dict, "object"), (list, "array"), (type(None), "null")),
-)
-
 Notes = dict[str, str]
 """Reasons, by the pointers of dropped keywords and parts; they do not quote values."""
 
@@ -271,7 +248,6 @@ class Repair:
         self.notes.setdefault(pointer, reason)
 
     def _schema(self, value: object, pointer: str, depth: int) -> AnySchema:
-        """Return a repaired schema; one that cannot be read allows any value."""
         if isinstance(value, bool):
             return value
         self._count += 1
@@ -284,7 +260,7 @@ class Repair:
         return True
 
     def _fields(self, source: Schema, pointer: str, depth: int) -> AnySchema:
-        for keyword in LOST:
+        for keyword in sorted(_LOST):
             if keyword in source and not (keyword in ("then", "else") and "if" not in source):
                 self._drop(f"{pointer}/{keyword}", "cannot be expressed in a grammar")
         fields = self._values(_of_this_draft(source), pointer)
@@ -304,7 +280,7 @@ class Repair:
             if keyword in source:
                 try:
                     value = check(source[keyword])
-                except WrongValueError as error:
+                except _WrongValueError as error:
                     self._drop(f"{pointer}/{keyword}", str(error))
                 else:
                     fields |= {} if value is None else {keyword: value}
@@ -435,8 +411,7 @@ class Repair:
     def _at(self, pointer: str) -> object:
         """Return the value at a pointer, or nothing."""
         found: object = self._source
-        for step in pointer.split("/")[1:] if pointer != "#/" else ():
-            name = step.replace("~1", "/").replace("~0", "~")
+        for name in steps(pointer) if pointer != "#/" else ():
             if isinstance(found, Mapping):
                 found = found.get(name)
             elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
@@ -446,14 +421,9 @@ class Repair:
         return found if pointer.partition("/")[0] == "#" else None
 
 
-def token(name: str) -> str:
-    """Return a name escaped for a JSON pointer (RFC 6901)."""
-    return name.replace("~", "~0").replace("/", "~1")
-
-
-def has_type(value: object, types: list[str]) -> bool:
+def has_type(value: object, types: Collection[str]) -> bool:
     """Return whether a JSON value has one of these types."""
-    name = next((name for kind, name in _TYPES_OF_VALUES if isinstance(value, kind)), "")
+    name = type_of(value)
     is_whole = isinstance(value, float) and value.is_integer()
     return (
         name in types
@@ -498,7 +468,7 @@ def _kinds_of(fields: Schema) -> list[Any]:
         return list(fields["enum"])
     types = list(fields.get("type", ()))
     # Every integer is a number.
-    return distinct("number" if name == "integer" else name for name in types)
+    return _distinct("number" if name == "integer" else name for name in types)
 
 
 def _named_values(fields: Schema, name: str) -> list[Any]:

@@ -31,22 +31,17 @@ class BudgetedGrammar:
     def __init__(
         self, budget: ThoughtBudget, marks: ThoughtMarks, grammar: ReplyGrammar | None
     ) -> None:
-        """Combine a budget and a grammar.
-
-        Args:
-            marks: Marks of the budget's texts; the vocabulary can write the end.
-            grammar: Allows a thought wherever one may begin; `None` allows everything.
-        """
+        """Combine a budget with an end that can be written, and a grammar that allows it."""
         rules = grammar.parts.rules if grammar else ()
         self.parts = GrammarParts(rules=rules, budget=budget)
         self._budget = budget
         self._marks = marks
         self._grammar = grammar
 
-    def matcher(self) -> BudgetMatcher:
+    def matcher(self) -> _BudgetMatcher:
         """Return a matcher for one reply."""
         inner = self._grammar.matcher() if self._grammar else None
-        return BudgetMatcher(self._budget, self._marks, inner)
+        return _BudgetMatcher(self._budget, self._marks, inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class _State:
     is_over: bool = False
 
 
-class BudgetMatcher:
+class _BudgetMatcher:
     """Tells which tokens may come next in one reply; used by one thread at a time.
 
     A thought is cut short with the tokens that close it: the rest of the end if the model has
@@ -82,11 +77,7 @@ class BudgetMatcher:
     def __init__(
         self, budget: ThoughtBudget, marks: ThoughtMarks, inner: ReplyMatcher | None
     ) -> None:
-        """Begin a reply.
-
-        Args:
-            inner: Matcher of the reply's grammar, at the start.
-        """
+        """Begin a reply, with the matcher of its grammar at the start."""
         self._tokens = budget.tokens
         self._is_first = budget.is_first
         self._marks = marks
@@ -99,11 +90,9 @@ class BudgetMatcher:
 
     @property
     def error(self) -> str | None:
-        """The failure of the grammar, or `None`."""
         return self._inner.error if self._inner else None
 
     def consume(self, token_id: int) -> bool:
-        """Advance by a token; return whether it was allowed."""
         state = self._states[-1]
         is_allowed = self._allows(state, token_id)
         if self._inner is not None:
@@ -112,7 +101,6 @@ class BudgetMatcher:
         return is_allowed
 
     def fill_mask(self, row: NDArray[np.int32]) -> None:
-        """Write one bit per token: 1 if it may come next, the lowest bit first."""
         state = self._states[-1]
         if state.closing:
             row[:] = 0
@@ -132,14 +120,12 @@ class BudgetMatcher:
         return is_last or (self._inner is not None and self._inner.may_force)
 
     def forced(self) -> list[int]:
-        """Return the tokens of the text that must come next, or none if there is a choice."""
         if closing := self._states[-1].closing:
             return list(closing)
         forced = self._inner.forced() if self._inner else []
         return forced[: self._count_affordable(forced)]
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of these tokens, in order, may come next."""
         count = self._count_affordable(token_ids)
         return self._inner.count_allowed(token_ids[:count]) if self._inner else count
 
@@ -254,12 +240,10 @@ class _Reading:
 
     @property
     def is_thought(self) -> bool:
-        """Whether the token counts as a thinking token."""
         # A token that opens a thought may include a line break, which does not count.
         return self.is_open and (self._was_open or bool(self._rest.strip()))
 
     def read_all(self) -> None:
-        """Read the whole text."""
         while True:
             place, mark = _first(self._awaited, self.held)
             if not mark:
@@ -291,7 +275,7 @@ class _Reading:
     def _pass(self, content: bytes) -> None:
         self.last = content.rstrip()[-1:] or self.last
         self.has_content = self.has_content or bool(content.strip())
-        self.code.feed(content.decode(errors="replace"))
+        self.code.follow(content.decode(errors="replace"))
 
 
 def _first(marks: Sequence[bytes], text: bytes) -> tuple[int, bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from backend.sampling.grammar.vocabulary import TokenTexts
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -19,18 +21,11 @@ _MOST_MISSING = 3
 _SENTENCE = frozenset(bytes([byte]) for byte in b".,:;!?")
 
 
-class SpellingTokenizer(Protocol):
+class _SpellingTokenizer(TokenTexts, Protocol):
     """A tokenizer that knows the bytes of its tokens."""
-
-    @property
-    def added_texts(self) -> Mapping[int, str]:
-        """Texts of tokens that are never spelled out, by id."""
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the tokens of a text."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of a token; empty for an id without one."""
 
 
 class ThoughtMarks:
@@ -40,13 +35,8 @@ class ThoughtMarks:
         later_starts: Starts that open a thought after any content, in bytes.
     """
 
-    def __init__(self, texts: ThoughtTexts, tokenizer: SpellingTokenizer, vocab_size: int) -> None:
-        """Store the texts.
-
-        Args:
-            texts: At least one start and one end.
-            vocab_size: Width of the model's logits.
-        """
+    def __init__(self, texts: ThoughtTexts, tokenizer: _SpellingTokenizer, vocab_size: int) -> None:
+        """Store texts with a start and an end at least; `vocab_size` is the logits' width."""
         self.starts = tuple(text.encode() for text in texts.starts)
         self.ends = tuple(text.encode() for text in texts.ends)
         self.later_starts = tuple(text.encode() for text in texts.later_starts)
@@ -111,8 +101,8 @@ class ThoughtMarks:
                     continue
                 for piece, token_id in self._ids.items():
                     reached = written + len(piece)
-                    is_told = 0 <= shared < reached or (written == 0 and reached == len(start))
-                    if is_told and start.startswith(piece, written):
+                    is_certain = 0 <= shared < reached or (written == 0 and reached == len(start))
+                    if is_certain and start.startswith(piece, written):
                         yield token_id
 
     def _rest(self, begun: int) -> tuple[int, ...]:

@@ -1,14 +1,29 @@
 """Strings of dialects that look like a programming language."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from backend.formats.closing import Limits, TagEnds, bracket_limits, quote_limits
-from backend.formats.dialects import Dialect, Literals, Tags
-from backend.formats.template import KEY, MAYBE_LINE, TYPE, VALUE, Template, split_at, text_of
-from backend.sampling.grammar.schema_tight import AnySchema, PatternError, Schema, string_terminals
+from backend.formats.dialects import (
+    KEY,
+    MAYBE_LINE,
+    TYPE,
+    VALUE,
+    Dialect,
+    Literals,
+    Tags,
+    Template,
+    split_at,
+    text_of,
+)
+from backend.sampling.grammar.schema import (
+    IMPLIED_TYPES,
+    AnySchema,
+    PatternError,
+    Schema,
+    string_terminals,
+)
 from backend.sampling.grammar.tool_parameters import (
     Kind,
     Parameters,
@@ -40,37 +55,15 @@ from backend.sampling.grammar.writer import (
 _UNQUOTED = frozenset("'\\")
 
 
-class LiteralStrings(Protocol):
-    """Writes strings."""
-
-    def string(self, schema: Schema, conditions: Iterable[str], limits: Limits) -> str:
-        """Return the expression of the strings allowed by a schema.
-
-        Args:
-            schema: A schema of type string.
-            conditions: Terminals that express the same conditions on the text.
-            limits: What a text without escapes cannot contain in its place.
-        """
-
-    def constant(self, text: str) -> str:
-        """Return the expression of one string."""
-
-    def key(self, name: str) -> str:
-        """Return the expression of an object key inside a value."""
-
-    def any_key(self) -> str:
-        """Return the expression of an undeclared key."""
-
-
 @dataclass(frozen=True, slots=True)
-class RawStrings:
+class _RawStrings:
     """Raw text in the format's own quotes, and bare keys."""
 
     quote: str
     writer: GrammarWriter
 
     def string(self, _schema: Schema, conditions: Iterable[str], limits: Limits) -> str:
-        """Return the expression of the strings allowed by a schema."""
+        """Return the expression of strings that meet conditions, raw ones within the limits."""
         quote = self.writer.pieces(self.quote)
         if not any(isinstance(piece, int) for piece in quote):
             limits = Limits(inside=((self.quote,),))
@@ -86,22 +79,19 @@ class RawStrings:
         return sequence([*quote, text, *quote])
 
     def key(self, name: str) -> str:
-        """Return the expression of a key."""
         return quoted(name)
 
     def any_key(self) -> str:
-        """Return the expression of an undeclared key."""
         return self.writer.terminal("/[A-Za-z_][A-Za-z0-9_-]*/")
 
 
 @dataclass(frozen=True, slots=True)
-class PythonStrings:
+class _PythonStrings:
     """Strings in double quotes, with escapes common to JSON and Python, or in single quotes."""
 
     writer: GrammarWriter
 
     def string(self, schema: Schema, conditions: Iterable[str], _limits: Limits) -> str:
-        """Return the expression of the strings allowed by a schema."""
         required = list(conditions)
         plain = " & ".join([r"/[^'\\]*/", *required])
         escapes = r"""/([^'\\]|\\['\x22\\nrt])*/"""
@@ -109,23 +99,20 @@ class PythonStrings:
         return alternatives([self.writer.rule(json_value(schema)), self.writer.terminal(single)])
 
     def constant(self, text: str) -> str:
-        """Return the expression of one string."""
         return alternatives(_quotations(text))
 
     def key(self, name: str) -> str:
-        """Return the expression of a key."""
         return alternatives(_quotations(name))
 
     def any_key(self) -> str:
-        """Return the expression of an undeclared key."""
         return self.writer.rule(json_value({"type": "string"}))
 
 
-def strings_of(dialect: Literals, writer: GrammarWriter) -> LiteralStrings:
+def _strings_of(dialect: Literals, writer: GrammarWriter) -> _RawStrings | _PythonStrings:
     """Return the way in which a dialect writes strings."""
     if dialect.has_escapes:
-        return PythonStrings(writer)
-    return RawStrings(dialect.quotes[0], writer)
+        return _PythonStrings(writer)
+    return _RawStrings(dialect.quotes[0], writer)
 
 
 def _quotations(text: str) -> Iterator[str]:
@@ -134,12 +121,10 @@ def _quotations(text: str) -> Iterator[str]:
         yield quoted(f"'{text}'")
 
 
-_OF_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _OF_ARRAYS = ("items", "minItems", "maxItems")
 
 
-def literal_arguments(
+def _literal_arguments(
     dialect: Literals, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
     """Return the expression of a tool's arguments as named literals, and of what follows them.
@@ -158,7 +143,7 @@ class _Literals:
         self, dialect: Literals, site: CallSite, parameters: Parameters, writer: GrammarWriter
     ) -> None:
         self._dialect = dialect
-        self._strings = strings_of(dialect, writer)
+        self._strings = _strings_of(dialect, writer)
         self._limits = quote_limits(dialect, site.reading, site.opener)
         self._assign = text_of(dialect.argument)
         self._parameters = parameters
@@ -192,7 +177,6 @@ class _Literals:
         return alternatives(expression for kind in found for expression in self._ways(kind, limits))
 
     def _ways(self, kind: Kind, limits: Limits) -> Iterator[str]:
-        """Yield the expressions of a kind of value."""
         if "const" in kind.schema:
             yield self._constant(kind.schema["const"])
             return
@@ -200,7 +184,7 @@ class _Literals:
             case ["string"]:
                 yield self._string(kind, limits)
             case ["integer" | "number"]:
-                self._require_only(kind, _OF_NUMBERS)
+                self._require_only(kind, IMPLIED_TYPES["number"])
                 yield self._writer.rule(json_part(kind.schema, self._parameters))
             case ["boolean"]:
                 yield self._spelled("true", "false")
@@ -220,7 +204,7 @@ class _Literals:
         return self._writer.recursive_rule(key, lambda: body(kind))
 
     def _string(self, kind: Kind, limits: Limits) -> str:
-        self._require_only(kind, _OF_STRINGS)
+        self._require_only(kind, IMPLIED_TYPES["string"])
         try:
             conditions = list(string_terminals(kind.schema))
         except PatternError as error:
@@ -283,7 +267,6 @@ class _Literals:
         return alternatives(ways)
 
     def _constant(self, value: object) -> str:
-        """Return the expression of a single value."""
         comma = quoted(self._dialect.comma)
         match value:
             case str():
@@ -296,7 +279,7 @@ class _Literals:
         text = json_text(value)
         return self._spelled(text) if text in self._dialect.constants else quoted(text)
 
-    def _require_only(self, kind: Kind, keywords: Sequence[str]) -> None:
+    def _require_only(self, kind: Kind, keywords: Collection[str]) -> None:
         for keyword in sorted(kind.constraints(*keywords)):
             raise self._parameters.error(
                 f"{kind.pointer}/{keyword}", "cannot be enforced in this format"
@@ -324,7 +307,7 @@ _NESTED = (_ARRAY, frozenset({"object"}))
 _CONSTANTS = {"null": ("null",), "boolean": ("true", "false")}
 
 
-def tagged_arguments(
+def _tagged_arguments(
     dialect: Tags, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
     """Return the expression of a tool's arguments in tags, and of what follows them.
@@ -428,7 +411,6 @@ class _Argument:
         self._types = frozenset[str]().union(*(kind.types for kind in self._kinds))
 
     def element(self) -> str:
-        """Return the expression of the whole argument."""
         begin, end = split_at(self._dialect.parameter, VALUE)
         first, *others = fill(end, {KEY: self._item.name}, self._writer)
         return self.write(begin, Ending(first, sequence(others)))
@@ -501,8 +483,8 @@ class _Argument:
     def _json(self, others: list[Kind]) -> str:
         """Return the expression of values that are not text."""
         # Readers recognise the strings of a value that is JSON for certain.
-        is_told = bool(self._dialect.types) or (self._types and "string" not in self._types)
-        tags = () if is_told and not self._dialect.mark else self._limits.tags
+        is_certain = bool(self._dialect.types) or (self._types and "string" not in self._types)
+        tags = () if is_certain and not self._dialect.mark else self._limits.tags
         schema = self._json_schema(others)
         return self._writer.rule(json_part(schema, self._parameters, tags))
 
@@ -545,7 +527,7 @@ class _Argument:
 
     def _conditions(self, kind: Kind) -> Iterator[str]:
         """Yield terminals that a string must all match."""
-        for keyword in sorted(kind.constraints(*_OF_STRINGS)):
+        for keyword in sorted(kind.constraints(*IMPLIED_TYPES["string"])):
             raise self._parameters.error(
                 f"{kind.pointer}/{keyword}", "cannot be enforced for a string in this format"
             )
@@ -592,9 +574,9 @@ def arguments_in(
     """
     match dialect:
         case Tags():
-            return tagged_arguments(dialect, site, parameters, writer)
+            return _tagged_arguments(dialect, site, parameters, writer)
         case Literals():
-            return literal_arguments(dialect, site, parameters, writer)
+            return _literal_arguments(dialect, site, parameters, writer)
         case _:
             after = sequence(fill(site.after, {}, writer))
             return chain(json_arguments(parameters, writer), after)

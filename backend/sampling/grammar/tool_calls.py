@@ -5,16 +5,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from functools import partial
+from typing import TypeAlias
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
-from backend.formats.dialects import Literals, Messages, Reading, Tags
-from backend.formats.format import ToolFormat
-from backend.formats.grammar import CallGrammar, Frame, Section
-from backend.formats.template import ARGUMENTS, Slot, Template, split_at
+from backend.formats.dialects import (
+    ARGUMENTS,
+    Literals,
+    Messages,
+    Reading,
+    Slot,
+    Tags,
+    Template,
+    split_at,
+)
+from backend.formats.format import Frame, Section, ToolFormat
 from backend.sampling.grammar.compiler import Checker
-from backend.sampling.grammar.schema_repair import token
+from backend.sampling.grammar.schema import token
 from backend.sampling.grammar.tool_arguments import arguments_in
 from backend.sampling.grammar.tool_parameters import CallRule, Parameters, PartError, PerSchema
 from backend.sampling.grammar.tool_values import CallSite, fill, json_text
@@ -32,23 +40,10 @@ from backend.sampling.grammar.writer import (
 )
 
 
-class Surroundings(Protocol):
-    """The text allowed around calls."""
+class _AroundMessages:
+    """Thoughts and preambles as messages before a call, which comes last, or an answer."""
 
-    @property
-    def alone(self) -> str:
-        """Expression of a reply without calls."""
-
-    @property
-    def after(self) -> str:
-        """Expression of the text after calls."""
-
-    def before(self, end: str) -> str:
-        """Return the expression of the text before calls, including their opener."""
-
-
-class AroundMessages:
-    """Thoughts and preambles as messages before a call, or an answer instead of one."""
+    after = ""
 
     def __init__(self, messages: Messages, writer: GrammarWriter) -> None:
         self._messages = messages
@@ -60,30 +55,21 @@ class AroundMessages:
 
     @property
     def alone(self) -> str:
-        """Expression of a reply without calls."""
         end = self._writer.last_text(self._messages.last_ends[-1])
         answer = chain(self._writer.text(self._messages.answer), self._text.alone)
         return chain(self._earlier, answer, f"({end})?" if end else "")
 
-    @property
-    def after(self) -> str:
-        """Empty: calls come last."""
-        return ""
-
     def before(self, end: str) -> str:
-        """Return the expression of messages followed by the beginning of a call."""
         return chain(self._earlier, self._writer.text(end))
 
 
-class AfterSection:
-    """An answer in its own section, before the calls or instead of them."""
+class _AfterSection:
+    """An answer in its own section, before the calls, which come last, or instead of them."""
+
+    after = ""
 
     def __init__(self, section: Section, writer: GrammarWriter, ends: Sequence[str]) -> None:
-        """Define the section.
-
-        Args:
-            ends: Other texts that the answer does not contain.
-        """
+        """Define the section; the answer does not contain any of `ends`."""
         self._section = section
         self._writer = writer
         self._text = FreeText(writer, (*ends, *filter(None, (section.begin, section.end))))
@@ -92,34 +78,30 @@ class AfterSection:
 
     @property
     def alone(self) -> str:
-        """Expression of a reply without calls."""
         end = self._writer.text(self._section.end)
         return chain(self._begin, self._text.alone, f"({end})?" if self._section.closes else "")
 
-    @property
-    def after(self) -> str:
-        """Empty: calls come last."""
-        return ""
-
     def before(self, end: str) -> str:
-        """Return the expression of an optional section followed by the beginning of calls."""
         section = chain(self._begin, self._text.before(self._section.end))
         return chain(f"({section})?", self._writer.text(end))
 
 
-def empty_section(section: Section, writer: GrammarWriter) -> str:
+Surroundings: TypeAlias = _AroundMessages | _AfterSection | FreeText
+
+
+def _empty_section(section: Section, writer: GrammarWriter) -> str:
     """Return the expression of an empty section, which models write before calls."""
     begin, end = writer.text(section.begin), writer.text(section.end)
     return f"(({begin})? {end})?" if section.may_be_open else ""
 
 
-def is_written(frame: Frame, vocabulary: Vocabulary) -> bool:
+def _is_written(frame: Frame, vocabulary: Vocabulary) -> bool:
     """Return whether a model with these tokens writes calls in this frame."""
     markers = vocabulary.markers
     return not (frame.needs and frame.needs not in markers) and frame.lacks not in markers
 
 
-class FramedCalls:
+class _FramedCalls:
     """Calls of some tools in a frame."""
 
     def __init__(
@@ -166,7 +148,6 @@ class FramedCalls:
         return chain(first, others, self._writer.last_text(frame.end))
 
     def _any_call(self, template: Template) -> str:
-        """Return the expression of a call to any of the tools."""
         return self._writer.rule(alternatives(self._each_call(template)))
 
     def _each_call(self, template: Template) -> Iterator[str]:
@@ -177,16 +158,15 @@ class FramedCalls:
 
 def call_site(frame: Frame, tool_format: ToolFormat, after: Template) -> CallSite:
     """Return the surroundings of the arguments in a frame."""
-    around = tool_format.grammar and tool_format.grammar.around
-    if isinstance(around, Messages):
-        reading = around.calls or Reading(dialect=frame.dialect)
+    if isinstance(around := tool_format.around, Messages):
+        reading = around.calls or Reading(frame.dialect)
         opener = next(iter(reading.openers), frame.opener)
         return CallSite(reading, opener, after, tuple((token,) for token in around.tokens))
     for reading in tool_format.readings:
         is_opened = not reading.openers or frame.opener in reading.openers
         if reading.dialect is frame.dialect and is_opened:
             return CallSite(reading, frame.opener, after)
-    return CallSite(Reading(dialect=frame.dialect), frame.opener, after)
+    return CallSite(Reading(frame.dialect), frame.opener, after)
 
 
 def _without(opener: str, call: Template) -> Template:
@@ -214,16 +194,16 @@ def tool_grammar(
         GrammarError: A tool cannot be called with any arguments; the message says which.
     """
     held = [writable(tool_format, Parameters.of(tool), vocabulary) for tool in tools]
-    return call_grammar(tool_format, held, rule, vocabulary)
+    return _call_grammar(tool_format, held, rule, vocabulary)
 
 
-def call_grammar(
+def _call_grammar(
     tool_format: ToolFormat, tools: Sequence[Parameters], rule: CallRule, vocabulary: Vocabulary
 ) -> LarkGrammar | None:
     """Return the same for tools whose parameters are writable in the format."""
-    if tool_format.grammar is None:
+    if not tool_format.frames:
         return None
-    return _ToolGrammar(tool_format, tool_format.grammar, tools, rule, vocabulary).written()
+    return _ToolGrammar(tool_format, tools, rule, vocabulary).written()
 
 
 def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabulary) -> Parameters:
@@ -232,9 +212,8 @@ def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabu
     Each part that it cannot express is left out, which at worst leaves an object of any arguments.
     What only a lapse cannot express is left out there.
     """
-    frames = tool_format.grammar.frames if tool_format.grammar else ()
-    for frame in frames:
-        if frame.is_lapse or not is_written(frame, vocabulary):
+    for frame in tool_format.frames:
+        if frame.is_lapse or not _is_written(frame, vocabulary):
             continue
         while problem := _problem(frame, tool_format, parameters, vocabulary):
             parameters = parameters.without(problem.pointer, "cannot be held in this format")
@@ -246,7 +225,7 @@ def _problem(
 ) -> PartError | None:
     """Return the first part of a tool's schema that a frame cannot express, if any."""
     try:
-        FramedCalls(frame, tool_format, [parameters], GrammarWriter("call", vocabulary))
+        _FramedCalls(frame, tool_format, [parameters], GrammarWriter("call", vocabulary))
     except PartError as error:
         return error
     return None
@@ -258,20 +237,18 @@ class _ToolGrammar:
     def __init__(
         self,
         tool_format: ToolFormat,
-        grammar: CallGrammar,
         tools: Sequence[Parameters],
         rule: CallRule,
         vocabulary: Vocabulary,
     ) -> None:
-        frames = [frame for frame in grammar.frames if is_written(frame, vocabulary)]
+        frames = [frame for frame in tool_format.frames if _is_written(frame, vocabulary)]
         if not rule.has_text:
             frames = [frame for frame in frames if not frame.is_lapse]
         self._format = tool_format
-        self._around = grammar.around
         self._writer = GrammarWriter("call", vocabulary)
-        self._frames = [FramedCalls(frame, tool_format, tools, self._writer) for frame in frames]
+        self._frames = [_FramedCalls(frame, tool_format, tools, self._writer) for frame in frames]
         self._least = rule.least
-        self._most = rule.most if grammar.most_calls is None else min(rule.most, grammar.most_calls)
+        self._most = min(rule.most, tool_format.most_calls or rule.most)
         self._has_text = rule.has_text
 
     def written(self) -> LarkGrammar:
@@ -279,8 +256,8 @@ class _ToolGrammar:
         return self._writer.grammar(alternatives(ways))
 
     def _calls_only(self) -> Iterator[str]:
-        section = isinstance(self._around, Section) and self._around
-        before = empty_section(section, self._writer) if section else ""
+        around = self._format.around
+        before = _empty_section(around, self._writer) if isinstance(around, Section) else ""
         for calls in self._frames:
             yield chain(before, calls.whole(self._least, self._most))
         if not self._least:
@@ -302,19 +279,19 @@ class _ToolGrammar:
 
     def _surroundings(self) -> Surroundings:
         openers = self._format.openers
-        match self._around:
-            case Messages():
-                return AroundMessages(self._around, self._writer)
-            case Section():
-                return AfterSection(self._around, self._writer, openers)
+        match self._format.around:
+            case Messages() as messages:
+                return _AroundMessages(messages, self._writer)
+            case Section() as section:
+                return _AfterSection(section, self._writer, openers)
         return FreeText(self._writer, openers, never_first=_lead(self._format))
 
-    def _single(self, calls: FramedCalls, around: Surroundings) -> str:
+    def _single(self, calls: _FramedCalls, around: Surroundings) -> str:
         """Return the expression of text followed by one call."""
         return chain(around.before(calls.frame.opener), calls.after_opener(1, 1))
 
 
-def _is_single(calls: FramedCalls) -> bool:
+def _is_single(calls: _FramedCalls) -> bool:
     return not (calls.frame.is_block or calls.frame.is_lead)
 
 
@@ -331,7 +308,7 @@ def _lead(tool_format: ToolFormat) -> str:
     return "|".join(dict.fromkeys(leads))
 
 
-_MAX_TOLD = 8
+_MAX_LOGGED = 8
 _ONE_CALL = CallRule(least=1, most=1, has_text=False)
 # The search for a part ends here; what was not found by then is left out with all around it.
 _MAX_CHECKS = 200
@@ -343,20 +320,16 @@ _KEPT = frozenset({"type", "$defs", "additionalProperties"})
 log = logging.getLogger(__name__)
 
 
-class HeldTool:
+class _HeldTool:
     """The parameters of one tool, as they are enforced."""
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self._is_compiled = False
-        self._is_told = False
+        self._is_logged = False
 
     def weaken(self, is_sound: Callable[[Parameters], bool], until_s: float = math.inf) -> bool:
-        """Leave out what cannot be compiled, and return whether there was anything.
-
-        Args:
-            until_s: End of the search, by the monotonic clock.
-        """
+        """Leave out what cannot be compiled, searching until a time; return whether anything."""
         if self._is_compiled:
             return False
         before = self.parameters
@@ -369,19 +342,18 @@ class HeldTool:
         """Length of its schema; 0 if any arguments are allowed."""
         return 0 if self.parameters.is_open else len(json.dumps(self.parameters.schema))
 
-    def opened(self) -> "HeldTool":
+    def opened(self) -> "_HeldTool":
         """Return the same tool with any arguments, for one request."""
-        twin = HeldTool(self.parameters.without("#", "is too large beside other tools"))
-        twin._is_compiled, twin._is_told = True, self._is_told
-        self._is_told = True
+        twin = _HeldTool(self.parameters.without("#", "is too large beside other tools"))
+        twin._is_compiled, twin._is_logged = True, self._is_logged
+        self._is_logged = True
         return twin
 
-    def tell(self) -> None:
+    def log_notes(self) -> None:
         """Log once what is not enforced."""
-        if self.parameters.notes and not self._is_told:
-            self._is_told = True
-            told = self.parameters
-            log.info("tool %r: not enforced: %s", told.tool, _list(told.notes))
+        if (notes := self.parameters.notes) and not self._is_logged:
+            self._is_logged = True
+            log.info("tool %r: not enforced: %s", self.parameters.tool, _list(notes))
 
 
 class HeldTools:
@@ -395,48 +367,39 @@ class HeldTools:
         self._parameters = parameters
         self._known = PerSchema(self._read)
 
-    def offered(self, tools: Sequence[Tool]) -> "OfferedTools":
+    def offered(self, tools: Sequence[Tool]) -> "_OfferedTools":
         """Return the tools of a request."""
-        return OfferedTools(self._format, self._checker, tools, self._known.of)
+        return _OfferedTools(self._format, self._checker, tools, self._known.of)
 
-    def _read(self, tool: Tool) -> HeldTool:
+    def _read(self, tool: Tool) -> _HeldTool:
         parameters = self._parameters.of(tool)
-        held = HeldTool(writable(self._format, parameters, self._checker.vocabulary))
+        held = _HeldTool(writable(self._format, parameters, self._checker.vocabulary))
         # A terminal that matches nothing compiles, and would be noticed in the middle of a call.
         if self._has_raw_text and held.parameters.combines_texts:
-            held.weaken(SoundCalls(self._format, self._checker).is_sound)
+            held.weaken(partial(_is_sound, self._format, self._checker))
         return held
 
     @property
     def _has_raw_text(self) -> bool:
-        frames = self._format.grammar.frames if self._format.grammar else ()
-        return any(isinstance(frame.dialect, Tags | Literals) for frame in frames)
+        return any(isinstance(each.dialect, Tags | Literals) for each in self._format.frames)
 
 
-class SoundCalls:
-    """Checks calls of one tool in one model's format."""
-
-    def __init__(self, tool_format: ToolFormat, checker: Checker) -> None:
-        self._format = tool_format
-        self._checker = checker
-
-    def is_sound(self, parameters: Parameters) -> bool:
-        """Return whether calls with these parameters compile, and can be completed."""
-        vocabulary = self._checker.vocabulary
-        grammar = call_grammar(self._format, [parameters], _ONE_CALL, vocabulary)
-        if grammar is None:
-            return True
-        texts = [line for line in grammar.definitions if line[0].isupper() and " & " in line]
-        try:
-            self._checker.check(grammar)
-            for line in texts:
-                self._checker.check(LarkGrammar(line.partition(":")[0], (line,)))
-        except GrammarError:
-            return False
+def _is_sound(tool_format: ToolFormat, checker: Checker, parameters: Parameters) -> bool:
+    """Return whether calls with these parameters compile, and can be completed."""
+    grammar = _call_grammar(tool_format, [parameters], _ONE_CALL, checker.vocabulary)
+    if grammar is None:
         return True
+    texts = [line for line in grammar.definitions if line[0].isupper() and " & " in line]
+    try:
+        checker.check(grammar)
+        for line in texts:
+            checker.check(LarkGrammar(line.partition(":")[0], (line,)))
+    except GrammarError:
+        return False
+    return True
 
 
-class OfferedTools:
+class _OfferedTools:
     """The tools of one request, those without those that no arguments fit."""
 
     def __init__(
@@ -444,12 +407,12 @@ class OfferedTools:
         tool_format: ToolFormat,
         checker: Checker,
         tools: Sequence[Tool],
-        known: Callable[[Tool], HeldTool],
+        known: Callable[[Tool], _HeldTool],
     ) -> None:
         self._format = tool_format
         self._checker = checker
         self._until_s = time.monotonic() + _ALL_SEARCHES_S
-        self.held: list[HeldTool] = []
+        self.held: list[_HeldTool] = []
         self._refusals: list[PartError] = []
         for tool in tools:
             try:
@@ -463,17 +426,17 @@ class OfferedTools:
         Raises:
             PartError: No tool can be called; the message names the first.
         """
-        if not self.held and self._format.grammar:
+        if not self.held and self._format.frames:
             raise self._refusals[0]
         parameters = [held.parameters for held in self.held]
-        return call_grammar(self._format, parameters, rule, self._checker.vocabulary)
+        return _call_grammar(self._format, parameters, rule, self._checker.vocabulary)
 
     def weaken(self) -> bool:
         """Leave out what cannot be compiled; return whether a grammar would be another now.
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
-        is_sound = SoundCalls(self._format, self._checker).is_sound
+        is_sound = partial(_is_sound, self._format, self._checker)
         if sum(held.weaken(is_sound, self._until_s) for held in self.held):
             return True
         sizes = sorted(held.size for held in self.held if held.size)
@@ -482,10 +445,9 @@ class OfferedTools:
             self.held = [held.opened() if held.size >= middle else held for held in self.held]
         return bool(sizes)
 
-    def tell(self) -> None:
-        """Log once for each tool what is not enforced."""
+    def log_notes(self) -> None:
         for held in self.held:
-            held.tell()
+            held.log_notes()
 
 
 class _Search:
@@ -504,19 +466,19 @@ class _Search:
         if self._check(self._parameters):
             return self._parameters
         for name in self._parameters.schema.get("$defs", {}):
-            self._mend(f"#/$defs/{name}")
+            self._weaken(f"#/$defs/{name}")
         for pointer in self._inner("#"):
-            self._mend(pointer)
+            self._weaken(pointer)
         if not self._check(self._parameters):
             self._loosen("#", lambda: self._check(self._parameters))
         return self._parameters
 
-    def _mend(self, pointer: str) -> None:
+    def _weaken(self, pointer: str) -> None:
         """Leave out what cannot be compiled in a part of the schema."""
         if self._is_sound(pointer):
             return
         for inner in self._inner(pointer):
-            self._mend(inner)
+            self._weaken(inner)
         if not self._is_sound(pointer):
             self._loosen(pointer, lambda: self._is_sound(pointer))
 
@@ -568,6 +530,6 @@ class _Search:
 
 
 def _list(notes: Mapping[str, str]) -> str:
-    told = [f"{place!r} ({reason})" for place, reason in notes.items()]
-    more = [f"and {len(told) - _MAX_TOLD} more"] if len(told) > _MAX_TOLD else []
-    return ", ".join(told[:_MAX_TOLD] + more)
+    entries = [f"{place!r} ({reason})" for place, reason in notes.items()]
+    more = [f"and {len(entries) - _MAX_LOGGED} more"] if len(entries) > _MAX_LOGGED else []
+    return ", ".join(entries[:_MAX_LOGGED] + more)

@@ -9,10 +9,20 @@ from typing import Any, Generic, TypeVar
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
 from backend.sampling.grammar.last_used import LastUsed
-from backend.sampling.grammar.schema import require_bounded, walk
+from backend.sampling.grammar.schema import (
+    COMBINATIONS,
+    IMPLIED_TYPES,
+    AnySchema,
+    Schema,
+    require_bounded,
+    steps,
+    token,
+    type_names,
+    type_of,
+    walk,
+)
 from backend.sampling.grammar.schema_normal import Normal
-from backend.sampling.grammar.schema_repair import Notes, Repair, token
-from backend.sampling.grammar.schema_tight import AnySchema, Schema, type_names
+from backend.sampling.grammar.schema_repair import Notes, Repair
 
 MAX_PARALLEL_CALLS = 16
 
@@ -38,7 +48,6 @@ _OPENING = (
     *("$ref", "$dynamicRef", "$recursiveRef"),
 )
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "anyOf", "allOf", "prefixItems")
-_ON_TEXTS = frozenset({"pattern", "format", "minLength", "maxLength"})
 _SHAPES = frozenset({"type", "enum", "anyOf"})
 _SCHEMAS = ("items", "additionalProperties")
 # In the order in which they are left out.
@@ -131,7 +140,7 @@ class Parameters:
         """Whether a text must meet several conditions, which none might."""
         schemas = walk(self.schema).schemas.values()
         return any("pattern" in fields or "format" in fields for fields in schemas) and any(
-            len(_ON_TEXTS & fields.keys()) > 1 for fields in schemas
+            len(IMPLIED_TYPES["string"] & fields.keys()) > 1 for fields in schemas
         )
 
     def error(self, pointer: str, problem: str) -> PartError:
@@ -141,7 +150,7 @@ class Parameters:
     def at(self, pointer: str) -> Any:  # noqa: ANN401 (a part of JSON)
         """Return the part at a pointer, or `None`."""
         found: Any = self.schema
-        for step in _steps(pointer):
+        for step in steps(pointer):
             try:
                 found = found[int(step) if isinstance(found, list) else step]
             except (LookupError, TypeError, ValueError):
@@ -151,9 +160,9 @@ class Parameters:
     def without(self, pointer: str, reason: str) -> "Parameters":
         """Return weaker parameters: without a keyword, or with any value for a part."""
         schema: Schema = _OPEN
-        part, steps = self.at(pointer), _steps(pointer)
-        if steps and part is not None and part is not True:
-            schema = _without(self.schema, steps, is_map=False)
+        part, path = self.at(pointer), steps(pointer)
+        if path and part is not None and part is not True:
+            schema = _without(self.schema, path, is_map=False)
             if not _SHAPES & schema.keys():
                 schema = {"type": "object", **schema}
         return replace(self, schema=schema, notes={**self.notes, pointer: reason})
@@ -164,16 +173,12 @@ class Parameters:
         return self.schema is _OPEN
 
 
-def _steps(pointer: str) -> list[str]:
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
-
-
-def _without(part: Any, steps: list[str], *, is_map: bool) -> Any:  # noqa: ANN401 (JSON)
+def _without(part: Any, path: list[str], *, is_map: bool) -> Any:  # noqa: ANN401 (JSON)
     """Return a copy of a part of a schema without a keyword, or with any value for a schema.
 
     The part is a schema, or schemas by name (`is_map`) or in a list.
     """
-    step, *rest = steps
+    step, *rest = path
     if isinstance(part, list):
         inner = _without(part[int(step)], rest, is_map=False) if rest else True
         return [inner if index == int(step) else each for index, each in enumerate(part)]
@@ -187,29 +192,8 @@ def _without(part: Any, steps: list[str], *, is_map: bool) -> Any:  # noqa: ANN4
 
 
 _MAX_SCHEMAS = 512
-_COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")
-_OF_NUMBERS = frozenset(
-    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-)
-# Keywords that apply to values of one type.
-_OF_TYPES = {
-    "string": frozenset({"pattern", "format", "minLength", "maxLength"}),
-    "integer": _OF_NUMBERS,
-    "number": _OF_NUMBERS,
-    "array": frozenset({"items", "prefixItems", "additionalItems", "minItems", "maxItems"}),
-    "object": frozenset(
-        {
-            *("properties", "required", "additionalProperties"),
-            *("patternProperties", "minProperties", "maxProperties"),
-        }
-    ),
-}
-_CONSTRAINTS = frozenset[str]().union({"type", "const", "enum"}, _COMBINATIONS, *_OF_TYPES.values())
-# A bool is an int in Python: the order matters.
-_TYPES_OF_VALUES: tuple[tuple[type, str], ...] = (
-    *((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string")),
-    *((dict, "object"), (list, "array"), (type(None), "null")),
-)
+_OF_TYPES = {**IMPLIED_TYPES, "integer": IMPLIED_TYPES["number"]}
+_CONSTRAINTS = COMBINATIONS.union({"type", "const", "enum"}, *IMPLIED_TYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +220,7 @@ class Kind:
     def type_name(self) -> str:
         """JSON type of the values: that of the single value, or the first possible one."""
         if "const" in self.schema:
-            return _type_of(self.schema["const"])
+            return type_of(self.schema["const"])
         return min(self.types, default="string")
 
     def constraints(self, *expected: str) -> frozenset[str]:
@@ -297,12 +281,7 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
 def _kinds(
     pointer: str, schema: AnySchema, parameters: Parameters, around: frozenset[str], known: set[str]
 ) -> Iterator[Kind]:
-    """Yield the kinds of values of a schema, except those of schemas already visited.
-
-    Args:
-        around: Locations of the schemas that contain this one.
-        known: Locations of all visited schemas.
-    """
+    """Yield the kinds of values of a schema, except those of the `known` locations."""
     if schema is False or pointer in around:
         raise parameters.error(pointer, "no value is allowed")
     if pointer in known:
@@ -328,16 +307,12 @@ def _parts(pointer: str, fields: Schema) -> Iterator[str]:
 def _simple_kinds(pointer: str, schema: Schema) -> Iterator[Kind]:
     types = type_names(schema)
     for value in schema.get("enum", ()):
-        yield Kind(pointer, frozenset({_type_of(value)}), {"const": value})
+        yield Kind(pointer, frozenset({type_of(value)}), {"const": value})
     if "enum" in schema:
         return
     for name in sorted(types):
-        meant = {*_OF_TYPES.get(name, ()), *_COMBINATIONS}
+        meant = {*_OF_TYPES.get(name, ()), *COMBINATIONS}
         own = {keyword: value for keyword, value in schema.items() if keyword in meant}
         yield Kind(pointer, frozenset({name}), {"type": name, **own})
     if not types:
         yield Kind(pointer, types, schema)
-
-
-def _type_of(value: object) -> str:
-    return next(name for kind, name in _TYPES_OF_VALUES if isinstance(value, kind))

@@ -8,10 +8,8 @@ from itertools import count
 from typing import NamedTuple, TypeAlias, assert_never
 
 from backend.formats.closing import Limits, literal
-from backend.formats.dialects import Reading
-from backend.formats.template import Characters, Id, Maybe, Part, Slot, Template
-from backend.sampling.grammar.schema import SETTINGS
-from backend.sampling.grammar.schema_tight import Schema, tightened
+from backend.formats.dialects import Characters, Id, Maybe, Part, Reading, Slot, Template
+from backend.sampling.grammar.schema import SETTINGS, Schema, tightened
 from backend.sampling.grammar.tool_parameters import Parameters
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
@@ -112,7 +110,7 @@ _SAMPLES = ("", " ", "x", "]", '"', "\n", ">", ":")
 Mark: TypeAlias = int | str
 
 
-class Passage(NamedTuple):
+class _Passage(NamedTuple):
     """A regular expression for the text between two marks, and a text that it matches."""
 
     pattern: str
@@ -120,7 +118,7 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Track:
+class _Track:
     """A sequence that values do not contain.
 
     Attributes:
@@ -129,14 +127,14 @@ class Track:
         is_last: Whether values may contain it, but not end with it.
     """
 
-    passages: tuple[Passage, ...]
+    passages: tuple[_Passage, ...]
     marks: tuple[Mark, ...]
     is_last: bool
     number: int
 
 
 # The passages that may come next, each by the number of marks before it.
-State: TypeAlias = frozenset[tuple[Track, int]]
+State: TypeAlias = frozenset[tuple[_Track, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +160,7 @@ class Ending:
 class _Check:
     """A condition on the passage before a mark, under which a track goes on."""
 
-    track: Track
+    track: _Track
     place: int
     pattern: str
     sample: str
@@ -189,11 +187,9 @@ class RawText:
         conditions: Iterable[str] = (),
         looks: Iterable[str] = (),
     ) -> None:
-        """Find out how the text may go on after each mark.
+        """Find out how the text may go on after each mark; one with conditions has no marks.
 
-        Args:
-            conditions: Terminals that the whole text matches; such a text contains no marks.
-            looks: Regular expressions that it does not match up to its first mark.
+        It does not match `looks` up to its first mark.
         """
         self._limits, self._vocabulary = limits, vocabulary
         self._pieces = GrammarWriter("", vocabulary).pieces
@@ -237,20 +233,20 @@ class RawText:
 
     def _tracks(
         self, sequences: Iterable[Template], *, is_last: bool, is_cut: bool = False
-    ) -> list[Track]:
+    ) -> list[_Track]:
         """Return sequences as tracks; those that differ only at their end become one."""
-        merged: dict[tuple[tuple[Passage, ...], tuple[Mark, ...]], list[Passage]] = {}
+        merged: dict[tuple[tuple[_Passage, ...], tuple[Mark, ...]], list[_Passage]] = {}
         for parts in sequences:
             passages, marks = self._split(parts, is_cut=is_cut)
             merged.setdefault((tuple(passages[:-1]), tuple(marks)), []).append(passages[-1])
         return [
-            Track((*earlier, _any_of(ends)), marks, is_last, next(self._numbers))
+            _Track((*earlier, _any_of(ends)), marks, is_last, next(self._numbers))
             for (earlier, marks), ends in merged.items()
         ]
 
-    def _split(self, parts: Template, *, is_cut: bool) -> tuple[list[Passage], list[Mark]]:
+    def _split(self, parts: Template, *, is_cut: bool) -> tuple[list[_Passage], list[Mark]]:
         """Return the passages of a sequence, and the marks between them."""
-        passages, marks = [Passage("", "")], list[Mark]()
+        passages, marks = [_Passage("", "")], list[Mark]()
         may_end = False
         for part in parts:
             may_end |= is_cut and isinstance(part, Characters)
@@ -258,7 +254,7 @@ class RawText:
             for piece in pieces:
                 if isinstance(piece, int) or piece in self._texts:
                     marks.append(piece)
-                    passages.append(Passage("", ""))
+                    passages.append(_Passage("", ""))
                     if may_end:
                         return passages, marks
                 elif not isinstance(piece, Expression):
@@ -273,7 +269,6 @@ class RawText:
         return "|".join([*map(literal, refused), *alone])
 
     def _walk(self) -> None:
-        """Find all states that text can reach."""
         waiting = [*self._steps_from(None)]
         while waiting:
             step = waiting.pop()
@@ -349,7 +344,6 @@ class RawText:
         return self._text(conditions)
 
     def _key(self, state: State) -> str:
-        """Return a key of the texts that lead to a state."""
         places = [(track.number, place) for track, place in _sorted(state)]
         return f"{self._limits} {self._looks} {places}"
 
@@ -364,32 +358,32 @@ class RawText:
             yield chain(earlier, Ending(step.mark, "").after(step.passage, writer))
 
 
-def _sorted(state: State) -> list[tuple[Track, int]]:
+def _sorted(state: State) -> list[tuple[_Track, int]]:
     return sorted(state, key=lambda item: (item[0].number, item[1]))
 
 
-def _passage(piece: str | Characters) -> Passage:
+def _passage(piece: str | Characters) -> _Passage:
     if isinstance(piece, str):
-        return Passage(literal(piece), piece)
+        return _Passage(literal(piece), piece)
     pattern = piece.pattern
-    return Passage(pattern, next((t for t in _SAMPLES if re.fullmatch(pattern, t)), ""))
+    return _Passage(pattern, next((t for t in _SAMPLES if re.fullmatch(pattern, t)), ""))
 
 
-def _joined(first: Passage, second: Passage) -> Passage:
-    return Passage(first.pattern + second.pattern, first.sample + second.sample)
+def _joined(first: _Passage, second: _Passage) -> _Passage:
+    return _Passage(first.pattern + second.pattern, first.sample + second.sample)
 
 
 def _unlike(pattern: str) -> str:
     return f"~/{pattern}/" if pattern else "/(?s:.)+/"
 
 
-def _any_of(passages: Iterable[Passage]) -> Passage:
+def _any_of(passages: Iterable[_Passage]) -> _Passage:
     different = list(dict.fromkeys(passages))
     if len(different) == 1 or not all(passage.pattern for passage in different):
         return min(different)
-    return Passage(f"({'|'.join(passage.pattern for passage in different)})", different[0].sample)
+    return _Passage(f"({'|'.join(passage.pattern for passage in different)})", different[0].sample)
 
 
-def _is_complete(track: Track, place: int) -> bool:
+def _is_complete(track: _Track, place: int) -> bool:
     """Return whether nothing more is needed after that many marks."""
     return not track.is_last and place == len(track.marks) and not track.passages[place].pattern

@@ -136,12 +136,7 @@ class Vocabulary:
         eos_ids: Collection[int],
         size: int,
     ) -> None:
-        """Build the tables.
-
-        Args:
-            eos_ids: At least one.
-            size: Width of the model's logits; ids beyond `pieces` are never allowed.
-        """
+        """Build the tables; `size` is the logits' width; ids beyond `pieces` are not allowed."""
         special_ids = {*markers.values(), *eos_ids}
         self.markers = dict(markers)
         self.eos_ids = frozenset(eos_ids)
@@ -173,13 +168,10 @@ class Vocabulary:
     def spelling(
         cls, alphabet: bytes, markers: Mapping[str, int], eos_ids: Collection[int], size: int
     ) -> Vocabulary:
-        """Return a vocabulary that writes the same texts as another one, byte by byte.
+        """Return a vocabulary that writes another one's texts byte by byte, from its attributes.
 
-        Markers and ends keep their ids. What a grammar takes to compile hardly depends on the
-        other tokens, and a small vocabulary is made at once.
-
-        Args:
-            alphabet: The other one's, like all arguments.
+        Markers and ends keep their ids. What a grammar takes to compile hardly depends on the other
+        tokens, and a small vocabulary is made at once.
         """
         special = dict.fromkeys(eos_ids, b"end") | {i: t.encode() for t, i in markers.items()}
         free = (i for i in count() if i not in special)

@@ -45,12 +45,7 @@ class GrammarWriter:
     """Collects definitions, giving each a name; equal definitions share one."""
 
     def __init__(self, prefix: str, vocabulary: Vocabulary) -> None:
-        """Begin a grammar.
-
-        Args:
-            prefix: Lower-case prefix of all names; grammars to be combined need different
-                prefixes.
-        """
+        """Begin a grammar; grammars to be combined need different prefixes, in lower case."""
         self.vocabulary = vocabulary
         self._prefix = prefix
         self._names: dict[str, str] = {}
@@ -179,11 +174,7 @@ class FreeText:
     def __init__(
         self, writer: GrammarWriter, ends: Sequence[str], *, never_first: str = ""
     ) -> None:
-        """Define the text.
-
-        Args:
-            never_first: A regular expression; the text does not begin with it, ignoring whitespace.
-        """
+        """Define the text; apart from whitespace, it does not begin like `never_first`."""
         self._writer = writer
         self.characters = writer.terminal(_characters(ends, never_first))
         others = other_token(ends, writer)
@@ -228,7 +219,6 @@ def tokens_expression(tokens: Iterable[int]) -> str:
 
 
 def _characters(ends: Iterable[str], never_first: str) -> str:
-    """Return the terminal of text without marker tokens."""
     refused = []
     if spelled := "|".join(map(escaped, ends)):
         refused.append(f"(?s:.*)({spelled})(?s:.*)")

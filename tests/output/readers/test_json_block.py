@@ -23,7 +23,7 @@ OPENER, CLOSER = "<tool_call>", "</tool_call>"
 def make_cursor(tools=TOOLS, *, in_thought=False):
     calls = CallLedger(tools, CallIds(lambda _name, number: f"id{number}"))
     context = ReaderContext(opener=OPENER, calls=calls, in_thought=in_thought)
-    block = object_block(Reading(dialect=JSON_CALLS, end=CLOSER), JSON_CALLS)
+    block = object_block(Reading(JSON_CALLS, end=CLOSER), JSON_CALLS)
     return CallBlockReader(context, block=block)
 
 

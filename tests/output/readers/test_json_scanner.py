@@ -28,7 +28,7 @@ def escaped(text):
 
 def take(chunks):
     scanner = JsonScanner()
-    taken = "".join(scanner.feed(chunk)[0] for chunk in chunks)
+    taken = "".join(scanner.read_from(chunk)[0] for chunk in chunks)
     return taken, scanner.state
 
 
@@ -42,7 +42,7 @@ def test_json_is_taken_as_it_was_written(value, ensure_ascii, indent):
 def test_it_is_json_when_the_standard_library_says_so(text, opener):
     text = escaped(opener + text)
     scanner = JsonScanner()
-    taken, end = scanner.feed(text)
+    taken, end = scanner.read_from(text)
     try:
         value, expected_end = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
@@ -63,17 +63,17 @@ def test_the_cut_makes_no_difference(text):
 @given(st.lists(st.sampled_from(TOKENS), max_size=12).map("".join))
 def test_what_was_taken_of_broken_json_ends_where_it_broke(text):
     scanner = JsonScanner()
-    _, end = scanner.feed("[" + text)
+    _, end = scanner.read_from("[" + text)
     if scanner.state is JsonState.MALFORMED:
         before = JsonScanner()
-        before.feed(("[" + text)[:end])
+        before.read_from(("[" + text)[:end])
         assert before.state is JsonState.OPEN
 
 
 def test_a_value_ends_before_what_follows_it():
     for text, end in [('{"a": 1} x', 8), ('"a" x', 3), ("12, 3", 2), ("null}", 4)]:
         scanner = JsonScanner()
-        assert scanner.feed(text) == (text[:end], end)
+        assert scanner.read_from(text) == (text[:end], end)
         assert scanner.state is JsonState.COMPLETE
 
 
@@ -114,7 +114,7 @@ def test_commas_too_many_are_left_out_and_constants_of_python_are_read(written, 
 @pytest.mark.parametrize("text", ["[1, ?", "[1,\n,", "[1, Nope]", "[Nope]"])
 def test_what_is_refuted_after_a_comma_is_not_lost(text):
     scanner = JsonScanner()
-    taken, end = scanner.feed(text)
+    taken, end = scanner.read_from(text)
     assert (taken, scanner.state) == (text[: end - scanner.pending], JsonState.MALFORMED)
 
 

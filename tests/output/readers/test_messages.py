@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from backend.core.delta import FinishReason
 from backend.formats.messages import HARMONY_MESSAGES
-from backend.output.readers.messages import MessageFrames, MessageReader
+from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.reply import ReplySpec
 from backend.output.reply_format import warn_once
 from backend.output.router import Router

@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.core.delta import ToolCallDelta
-from backend.formats.dialects import Reading, Tags
-from backend.formats.template import ARGUMENTS, KEY, NAME, TYPE, VALUE
+from backend.formats.dialects import ARGUMENTS, KEY, NAME, TYPE, VALUE, Reading, Tags
 from backend.output.readers.build import tagged_dialect
 from backend.output.readers.reader import CallIds, CallLedger, ReaderContext, ReaderOutput
 from backend.output.readers.tagged_calls import TaggedReader
@@ -20,7 +19,7 @@ TAGS = Tags(
 
 
 def dialect_of(tags=TAGS, end="</calls>"):
-    return tagged_dialect(Reading(dialect=tags, end=end), tags)
+    return tagged_dialect(Reading(tags, end=end), tags)
 
 
 DIALECT = dialect_of()

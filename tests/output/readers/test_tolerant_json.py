@@ -42,7 +42,7 @@ CASES = {
 def streamed(text):
     """Return what a stream sends of a text, before it ends or breaks."""
     scanner = JsonScanner(call_ends(("</tool_call>",)))
-    return "".join(scanner.feed(char)[0] for char in text if scanner.state is JsonState.OPEN)
+    return "".join(scanner.read_from(char)[0] for char in text if scanner.state is JsonState.OPEN)
 
 
 @pytest.mark.parametrize("text", CASES)

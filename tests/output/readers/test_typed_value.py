@@ -11,7 +11,7 @@ TYPES = st.frozensets(st.sampled_from(["string", "integer", "object", "boolean",
 
 def write(chunks, types):
     writer = ValueWriter(types)
-    return "".join([*map(writer.feed, chunks), writer.finish()])
+    return "".join([*map(writer.write, chunks), writer.end()])
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_the_schema_decides_what_a_text_is(raw, types, value):
 
 def test_a_string_grows_and_all_else_waits():
     text = ValueWriter(STRING)
-    assert [text.feed("a"), text.feed('"\n'), text.finish()] == ['"a', '\\"\\n', '"']
+    assert [text.write("a"), text.write('"\n'), text.end()] == ['"a', '\\"\\n', '"']
     number = ValueWriter(frozenset({"integer"}))
-    assert [number.feed("1"), number.feed("2"), number.finish()] == ["", "", "12"]
+    assert [number.write("1"), number.write("2"), number.end()] == ["", "", "12"]
 
 
 @given(st.text(), TYPES)

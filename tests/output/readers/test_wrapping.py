@@ -63,5 +63,5 @@ ARGUMENTS = st.dictionaries(
 def test_the_cut_makes_no_difference(value, size):
     text = json.dumps(value)
     passing = Unwrapping(types())
-    pieces = [passing.feed(text[start : start + size]) for start in range(0, len(text), size)]
+    pieces = [passing.unwrap(text[start : start + size]) for start in range(0, len(text), size)]
     assert "".join(pieces) == unwrapped(text, types())

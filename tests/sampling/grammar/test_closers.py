@@ -13,8 +13,7 @@ from tool_replies import FORMATS, tool
 from tool_walks import TinyVocabulary, is_whole
 
 from backend.formats.closing import TagEnds, quote_limits
-from backend.formats.dialects import Literals
-from backend.formats.template import ARGUMENTS, split_at
+from backend.formats.dialects import ARGUMENTS, Literals, split_at
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tool_calls import call_site, tool_grammar
@@ -171,7 +170,7 @@ def limits_of(name):
     """Return what a value cannot contain, by the rule that reader and grammar share."""
     begin = CALLS[name][0]
     frame = next(
-        f for f in format_of(name).grammar.frames if begin.startswith(f.opener.removeprefix("\n\n"))
+        f for f in format_of(name).frames if begin.startswith(f.opener.removeprefix("\n\n"))
     )
     after = split_at(frame.call or frame.dialect.call, ARGUMENTS)[1]
     site = call_site(frame, format_of(name), after)

@@ -217,4 +217,4 @@ def test_a_format_without_a_grammar_has_none():
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.name)
 def test_a_format_has_a_grammar_or_a_reason_why_not(tools):
-    assert (tools.grammar is None) == bool(tools.without_grammar)
+    assert (not tools.frames) == bool(tools.without_grammar)

@@ -26,18 +26,14 @@ from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCal
 _SUPERFLUOUS = re.compile(r"[\s\]}]*")
 
 
-class JsonBodyReader(SteppingReader):
+class _JsonBodyReader(SteppingReader):
     """Reads the arguments from their first brace on.
 
     Their last brace is emitted with the text after it, or at the end of the reply.
     """
 
     def __init__(self, context: ReaderContext, name: str, ends: tuple[str, ...] = ()) -> None:
-        """Begin a body.
-
-        Args:
-            ends: Texts that end a message: damaged arguments are collected up to them.
-        """
+        """Begin a body; damaged arguments are collected up to one of `ends`."""
         super().__init__(context, opener_is_call=False)
         self._ends = ends
         self._body = ""
@@ -71,7 +67,7 @@ class JsonBodyReader(SteppingReader):
     def _in_arguments(self, position: int) -> int:
         if position == len(self._buffer):
             return UNDECIDED
-        piece, end = self._arguments.feed(self._buffer, position)
+        piece, end = self._arguments.read_from(self._buffer, position)
         self._body += self._buffer[position:end]
         self._hand_out(piece, end - self._arguments.kept_back)
         if self._arguments.is_malformed:
@@ -129,7 +125,6 @@ class JsonBodyReader(SteppingReader):
         return end if end > position else UNDECIDED
 
     def _hand_out(self, piece: str, end: int) -> None:
-        """Emit a piece of the arguments; the first piece begins the call."""
         if piece and not self._calls_begun:
             self._begin_call(self._name, end)
         self._send(piece, end)
@@ -150,7 +145,7 @@ _RECIPIENTS = re.compile(r"\bto=\s*([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class _Address:
     """The recipient of a message: the user, unless it is a thought or names a tool.
 
     Attributes:
@@ -169,11 +164,7 @@ class MessageFrames:
     def __init__(
         self, messages: Messages, make_block: MakeReader | None, warn: Callable[[str], None]
     ) -> None:
-        """Compile the texts and patterns.
-
-        Args:
-            make_block: Makes a reader of calls inside a body, if calls have openers.
-        """
+        """Compile the patterns; `make_block` reads calls inside a body, if calls have openers."""
         self._messages = messages
         self._warn = warn
         self._channel = re.compile(re.escape(messages.channel) + r"[^\w<]*(\w*)")
@@ -196,29 +187,29 @@ class MessageFrames:
         """Whether the body of a message to a tool is its arguments in JSON."""
         return self.make_block is None
 
-    def read(self, header: str) -> Address:
+    def read(self, header: str) -> _Address:
         """Return the recipient named in a header; the first known one of the channels counts."""
         messages = self._messages
         recipients = [name for name in _RECIPIENTS.findall(header) if name not in messages.people]
         if not self.takes_bodies:
             is_prose = any(name in messages.people for name in _RECIPIENTS.findall(header))
-            return Address(is_thought=messages.self_name in recipients, is_prose=is_prose)
+            return _Address(is_thought=messages.self_name in recipients, is_prose=is_prose)
         if recipients:
             name = recipients[-1]
-            return Address(tools=(name.removeprefix(messages.namespace), name))
+            return _Address(tools=(name.removeprefix(messages.namespace), name))
         channels = self._channel.findall(header) or self._bare_channels(header)
         close = (get_close_matches(name, messages.channels, 1, _LIKENESS) for name in channels)
         known = [names[0] for names in close if names]
         if channels and not known:
             self._warn(f"unknown channel {channels[0][:32]!r}: its text passes as content")
-        return Address(is_thought=bool(known) and messages.channels[known[0]])
+        return _Address(is_thought=bool(known) and messages.channels[known[0]])
 
     def _bare_channels(self, header: str) -> list[str]:
         """Return the channel of a header that lacks the token before it."""
         word = header.removeprefix(self.role).strip().partition(" ")[0]
         return [word] if word in self._messages.channels else []
 
-    def salvaged(self, header: str) -> tuple[Address, str] | None:
+    def salvaged(self, header: str) -> tuple[_Address, str] | None:
         """Return the recipient and the text of a header that runs into its text."""
         messages = self._messages
         before, brace, body = header.partition("{")
@@ -229,7 +220,7 @@ class MessageFrames:
         name = rest.split(maxsplit=1)[0] if rest.strip() else ""
         if not token or name not in messages.channels:
             return None
-        return Address(is_thought=messages.channels[name]), rest.partition(name)[2].lstrip()
+        return _Address(is_thought=messages.channels[name]), rest.partition(name)[2].lstrip()
 
     def is_role(self, text: str) -> bool:
         """Tell whether text outside messages is, or may become, the role of the next one."""
@@ -339,14 +330,12 @@ class MessageReader(SteppingReader):
         return ReaderOutput(self._outbox.end(""))
 
     def _read_on(self) -> None:
-        """Read the buffer again from its start."""
         position = 0
         while (end := self._step(position)) >= 0:
             position = end
         self._buffer = self._buffer[position:]
 
     def _before_call(self, position: int) -> int:
-        """Read text outside messages."""
         return self._in_text(position)
 
     def _resume(self, prompt_tail: str) -> None:
@@ -409,7 +398,7 @@ class MessageReader(SteppingReader):
         self._buffer = self._buffer[:start] + text + self._buffer[end:]
         self._outbox.move(len(text) - (end - start))
 
-    def _begin_body(self, address: Address) -> None:
+    def _begin_body(self, address: _Address) -> None:
         self._header = ""
         self._is_outside = False
         self._is_thought = address.is_thought
@@ -424,11 +413,7 @@ class MessageReader(SteppingReader):
             self._step = self._before_arguments
 
     def _go_on_with_text(self, space: TextAfterCall | None) -> None:
-        """Read the text of a body, or text outside messages.
-
-        Args:
-            space: Holds back whitespace that belongs to the frame unless text follows.
-        """
+        """Read text in or outside messages; `space` holds back the frame's whitespace."""
         self._space = space
         self._tool = ""
         self._has_text = False
@@ -438,7 +423,6 @@ class MessageReader(SteppingReader):
         self._step = self._in_text
 
     def _leave_message(self) -> None:
-        """Read text outside messages."""
         self._header = ""
         self._is_outside = True
         self._is_thought = False
@@ -479,7 +463,7 @@ class MessageReader(SteppingReader):
         elif token in frames.call_openers and frames.make_block is not None:
             self._open_inner(frames.make_block(self._nested_context(token)))
         elif token == frames.message:
-            self._begin_body(Address())
+            self._begin_body(_Address())
         else:
             self._begin_header(token.removeprefix(frames.start))
         return end
@@ -540,7 +524,7 @@ class MessageReader(SteppingReader):
     def _before_arguments(self, position: int) -> int:
         start, frames = self._skip_space(position), self._frames
         if self._buffer.startswith("{", start):
-            self._open_inner(JsonBodyReader(self._nested_context(""), self._tool, frames.frames))
+            self._open_inner(_JsonBodyReader(self._nested_context(""), self._tool, frames.frames))
             return start
         if start < len(self._buffer):
             self._step = self._in_text
@@ -574,7 +558,7 @@ class MessageReader(SteppingReader):
 
     def _say(self, text: str, end: int) -> None:
         if text and self._space is not None:
-            text = self._space.feed(text)
+            text = self._space.pass_text(text)
         if not text:
             return
         self._tool = ""
@@ -583,8 +567,8 @@ class MessageReader(SteppingReader):
             self._outbox.send(ReasoningDelta(text), end)
         else:
             self._last_char = text[-1]
-            self._code.feed(text)
-            self._json.feed(text)
+            self._code.follow(text)
+            self._json.follow(text)
             self._outbox.send(ContentDelta(text), end)
 
 

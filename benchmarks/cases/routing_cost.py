@@ -7,7 +7,7 @@ from statistics import median
 
 from backend.core.delta import FinishReason
 from backend.core.step import TokenStep
-from backend.formats.evidence import FormatEvidence
+from backend.formats.format import FormatEvidence
 from backend.output.detection import detect
 from backend.output.replay import ChunkDetokenizer, cut_randomly
 from backend.output.reply import ReplyCursor, ReplySpec
@@ -119,8 +119,8 @@ def _read_us(family: Family, chunks: Sequence[str]) -> float:
     steps = [[TokenStep(token_id)] for token_id in range(len(chunks))]
     started = time.perf_counter()
     for step in steps:
-        cursor.feed(step)
-    _, finish = cursor.feed([TokenStep(0, FinishReason.STOP)])
+        cursor.advance(step)
+    _, finish = cursor.advance([TokenStep(0, FinishReason.STOP)])
     took_us = (time.perf_counter() - started) * 1e6
     if finish is None or finish.reason is not FinishReason.TOOL_CALLS:
         raise ValueError(family.name)
