@@ -13,7 +13,7 @@ COMMA := ,
 export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
+.PHONY: help install demo smoke test test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
 	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image release clean
 
 help: ## Print this list
@@ -46,6 +46,12 @@ PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' 
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
+
+# Named, so that nothing else is collected.
+SMOKE := tests/test_host_suite.py $(addprefix tests/e2e/test_,lost_engine.py main_job.py structure.py embeddings.py scoring.py tiny_models.py vision.py)
+
+smoke: $(STAMP) ## Run the contract, one request of each kind and a lost engine, in under a minute
+	$(PYTEST) -m smoke $(SMOKE) $(PYTEST_FLAGS)
 
 test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds
 	$(PYTEST) -m 'not mlx and not slow' $(PYTEST_FLAGS)

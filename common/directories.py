@@ -76,9 +76,9 @@ class LockedDirectory:
         """
         self._path = path
         self._name = f"{os.getpid()}-{secrets.token_hex(8)}.entry"
-        self._file: int | None = None
+        self.file: int | None = None
         self._data = b""
-        self._directory = _opened(path)
+        self.directory = _opened(path)
 
     @contextmanager
     def exclusive(self, timeout_s: float) -> Iterator[None]:
@@ -91,12 +91,12 @@ class LockedDirectory:
             TimeoutError: Another process did not leave in time.
             OSError: The directory is gone and cannot be recreated.
         """
-        if not _is_there(self._directory, self._path):
+        if not _is_there(self.directory, self._path):
             directory = _opened(self._path)
-            os.close(self._directory)
-            self._directory = directory
-        with _locked(self._directory, timeout_s):
-            if self._file is None or not _is_there(self._file, self._name, self._directory):
+            os.close(self.directory)
+            self.directory = directory
+        with _locked(self.directory, timeout_s):
+            if self.file is None or not _is_there(self.file, self._name, self.directory):
                 self._replace_file()
             yield
 
@@ -106,10 +106,10 @@ class LockedDirectory:
         Raises:
             OSError: The file system is full.
         """
-        if data != self._data and self._file is not None:
+        if data != self._data and self.file is not None:
             self._data = b""
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, data, 0)
+            os.ftruncate(self.file, 0)
+            os.pwrite(self.file, data, 0)
             self._data = data
 
     def others(self) -> Mapping[str, bytes]:
@@ -117,31 +117,31 @@ class LockedDirectory:
 
         Removes the files of dead processes. Ignores all but this user's regular files.
         """
-        with os.scandir(self._directory) as entries:
+        with os.scandir(self.directory) as entries:
             names = [each.name for each in entries if _NAME.fullmatch(each.name)]
         found = {name: self._read(name) for name in sorted(names) if name != self._name}
         return {name: data for name, data in found.items() if data is not None}
 
     def close(self) -> None:
         """Remove this process's file."""
-        if self._file is not None:
+        if self.file is not None:
             with suppress(OSError):
-                os.unlink(self._name, dir_fd=self._directory)
-            os.close(self._file)
-        os.close(self._directory)
+                os.unlink(self._name, dir_fd=self.directory)
+            os.close(self.file)
+        os.close(self.directory)
 
     def _replace_file(self) -> None:
         """Create this process's file; no reader can mistake it for a dead one meanwhile."""
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._data = None, b""
-        file = os.open(self._name, _CREATE, 0o600, dir_fd=self._directory)
+        if self.file is not None:
+            os.close(self.file)
+        self.file, self._data = None, b""
+        file = os.open(self._name, _CREATE, 0o600, dir_fd=self.directory)
         fcntl.flock(file, fcntl.LOCK_EX)
-        self._file = file
+        self.file = file
 
     def _read(self, name: str) -> bytes | None:
         try:
-            file = os.open(name, _READ, dir_fd=self._directory)
+            file = os.open(name, _READ, dir_fd=self.directory)
         except OSError:
             return None
         try:
@@ -149,7 +149,7 @@ class LockedDirectory:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 return None
             if _is_free(file):
-                os.unlink(name, dir_fd=self._directory)
+                os.unlink(name, dir_fd=self.directory)
                 return None
             return os.read(file, MAX_FILE_BYTES)
         finally:

@@ -38,13 +38,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why a test was tried once more: the next run may not fail again."""
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"first try of {report.nodeid}")
-        terminalreporter.line(report.longreprtext)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def nursery(
     state_directory: Path,  # noqa: ARG001 (set in the environment)

@@ -2,6 +2,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -182,3 +183,50 @@ def test_no_variable_of_tests_is_read_by_the_product():
     product = [path for path in SOURCES if path.is_relative_to(ROOT / "backend")]
     assert product
     assert not [path for path in product if "MLX_BACKEND_TEST" in path.read_text(encoding="utf-8")]
+
+
+TEST_CEILINGS = {
+    "private attributes": 3,
+    "private patches": 3,
+    "patches": 103,
+    "waits for a time": 6,
+}
+"""The counts in `tests` may fall, and then these fall with them."""
+
+
+def _name_of(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _is_own(value: ast.expr) -> bool:
+    """Whether an object is the class at hand, or one of the standard library."""
+    return ast.unparse(value) in ("self", "cls", "super()", "os", "sys")
+
+
+def _faults(node: ast.AST) -> set[str]:
+    """The kinds of look into others' insides, or of waits for a time, that a node of a test is."""
+    if isinstance(node, ast.Attribute):
+        is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+        return {"private attributes"} if is_private and not _is_own(node.value) else set()
+    if not isinstance(node, ast.Call):
+        return set()
+    if _name_of(node) == "sleep":
+        return set() if ast.unparse(node.args[0]) == "0" else {"waits for a time"}
+    if _name_of(node) != "setattr":
+        return set()
+    private = any("._" in f".{ast.literal_eval(arg)}" for arg in node.args[:2] if _is_text(arg))
+    return {"patches", "private patches"} if private else {"patches"}
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_tests_look_at_what_is_public_and_wait_for_what_happens():
+    found = Counter(
+        fault
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for fault in _faults(node)
+    )
+    assert {kind: n for kind, n in found.items() if n > TEST_CEILINGS[kind]} == {}

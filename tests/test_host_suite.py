@@ -33,6 +33,7 @@ def script(tmp_path):
 
 
 @pytest.mark.mlx
+@pytest.mark.smoke
 def test_the_embedded_model_passes_as_the_host_sees_it(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "scripts.host_suite"],

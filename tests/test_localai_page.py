@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
+from waiting import wait_until
 
 from backend.config import TuningOptions
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
@@ -96,18 +96,16 @@ def run(step, folder, environment):
 
 
 def wait_until_ready(host):
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while host.poll() is None and time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen("http://localhost:8080/readyz", timeout=5).close()
-        except OSError:
-            host_is_up = False
-        else:
-            host_is_up = True
-        if host_is_up:
-            return
-        time.sleep(POLL_S)
-    raise AssertionError("LocalAI did not start")
+    wait_until(lambda: is_ready() or host.poll() is not None, timeout_s=START_TIMEOUT_S)
+    assert host.poll() is None, "LocalAI did not start"
+
+
+def is_ready():
+    try:
+        urllib.request.urlopen("http://localhost:8080/readyz", timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_the_first_section_leads_from_an_installation_to_a_look_inside():

@@ -340,18 +340,18 @@ class PromptCache:
         # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, tuple[SegmentNode, int]] = OrderedDict()
-        self._nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
+        self.nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
         self._books = Books()
 
     @property
     def version(self) -> int:
         """Counts insertions; while it is unchanged, so are hits."""
-        return self._nodes.version
+        return self.nodes.version
 
     @property
     def has_unsaved(self) -> bool:
         """Whether there are nodes that were never on disk."""
-        return self._nodes.unsaved.has_new
+        return self.nodes.unsaved.has_new
 
     def note_once(self, owner: str) -> None:
         """Record that no request returns to nodes that only `owner` stores: they go first."""
@@ -367,7 +367,7 @@ class PromptCache:
         """
         self._require_owner()
         self._prompts[owner] = key
-        found = self._nodes.tree.match(key)
+        found = self.nodes.tree.match(key)
         path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
         length = self._usable(path, len(key) - 1)
         beyond, place = _tokens_beyond(found)
@@ -377,12 +377,12 @@ class PromptCache:
         if not is_hit:
             return PrefixHit(HitKind.MISS, 0, (), found.length, beyond, in_reply)
         last = next(node for node in found.nodes if node.end >= length)
-        if owner not in self._nodes.held:
+        if owner not in self.nodes.held:
             self._learned.note_prompt(found)
-        self._nodes.touch(last)
+        self.nodes.touch(last)
         for node in () if owner in self._once else last.lineage():
             node.is_once = False
-        self._nodes.held[owner] = last
+        self.nodes.held[owner] = last
         pieces = _cut_path(path, length)
         return PrefixHit(_kind_of(found, key), length, pieces, found.length, beyond, in_reply)
 
@@ -400,28 +400,28 @@ class PromptCache:
         """
         self._require_owner()
         self._used_tokens = None
-        found = self._nodes.tree.match(key)
+        found = self.nodes.tree.match(key)
         if found.last is None:
-            self._nodes.used.pop(owner, None)
+            self.nodes.used.pop(owner, None)
         else:
-            self._nodes.used[owner] = (found.last, found.length)
+            self.nodes.used[owner] = (found.last, found.length)
 
     def used_tokens(self, key: TokenKey) -> int:
         """Return the tokens that would be in use with a prefix added, shared ones counted once."""
         self._require_owner()
         if len(key):
-            return self._nodes.used_tokens(key)
+            return self.nodes.used_tokens(key)
         if self._used_tokens is None:
-            self._used_tokens = self._nodes.used_tokens(key)
+            self._used_tokens = self.nodes.used_tokens(key)
         return self._used_tokens
 
     def release(self, owner: str) -> None:
         """Allow the path of `owner` to be evicted again."""
         self._require_owner()
         self._used_tokens = None
-        self._nodes.used.pop(owner, None)
+        self.nodes.used.pop(owner, None)
         self._once.discard(owner)
-        node = self._nodes.held.pop(owner, None)
+        node = self.nodes.held.pop(owner, None)
         prompt = self._prompts.pop(owner, ())
         self._books.forget(owner, node)
         if node is not None:
@@ -432,18 +432,18 @@ class PromptCache:
     def stored(self, key: TokenKey) -> int:
         """Return the number of first tokens of `key` that are stored."""
         self._require_owner()
-        return self._nodes.tree.match(key).length
+        return self.nodes.tree.match(key).length
 
     def path(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the stored path of `key`, from its first token on."""
         self._require_owner()
-        found = self._nodes.tree.match(key)
+        found = self.nodes.tree.match(key)
         return tuple(Piece(node.value, tokens) for node, tokens in found.spans())
 
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state after the last token of `key` is stored."""
         self._require_owner()
-        found = self._nodes.tree.match(key)
+        found = self.nodes.tree.match(key)
         last = found.last
         if last is None or not found.length == last.end == len(key):
             return False
@@ -476,13 +476,13 @@ class PromptCache:
         self._require_owner()
         is_new = self.stored(key) < len(key)
         is_awaited = is_saved or self._is_awaited(key, owner)
-        node = self._nodes.insert(key, start, segment, place, is_awaited=is_awaited)
+        node = self.nodes.insert(key, start, segment, place, is_awaited=is_awaited)
         if node is not None and is_new:
             node.is_once = owner in self._once
         if node is not None and owner is not None:
-            self._nodes.held[owner] = node
+            self.nodes.held[owner] = node
         if node is not None and self._on_evict is not None and not is_saved:
-            self._nodes.unsaved.add(node, node.start if is_new else node.end)
+            self.nodes.unsaved.add(node, node.start if is_new else node.end)
         self._settle()
         return node is not None
 
@@ -495,21 +495,21 @@ class PromptCache:
             refill: Returns a block with its windows.
         """
         self._require_owner()
-        self._nodes.refill(key, windows_from, refill)
+        self.nodes.refill(key, windows_from, refill)
         self._settle()
 
     def resize(self, budget_bytes: int) -> None:
         """Set the budget, and evict the excess at once."""
-        if budget_bytes == self._nodes.budget_bytes and self._nodes.bytes <= budget_bytes:
+        if budget_bytes == self.nodes.budget_bytes and self.nodes.bytes <= budget_bytes:
             return
         self._require_owner()
-        self._nodes.resize(budget_bytes)
+        self.nodes.resize(budget_bytes)
         self._settle()
 
     def pin(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
         self._require_owner()
-        self._nodes.pin(key)
+        self.nodes.pin(key)
         self._settle()
 
     def save(self, write: Callable[[LooseNode], bool]) -> None:
@@ -518,16 +518,16 @@ class PromptCache:
         The most valuable nodes come first, and none before its parent.
         """
         self._require_owner()
-        worths = self._nodes.worth.of_subtrees(self._nodes.tree)
-        for node in sorted(self._nodes.unsaved.new, key=lambda node: (-worths[node], node.end)):
-            if not write(self._nodes.unsaved_part(node)):
+        worths = self.nodes.worth.of_subtrees(self.nodes.tree)
+        for node in sorted(self.nodes.unsaved.new, key=lambda node: (-worths[node], node.end)):
+            if not write(self.nodes.unsaved_part(node)):
                 return
-            self._nodes.unsaved.discard(node)
+            self.nodes.unsaved.discard(node)
 
     def note_lost(self, key: TokenKey, start: int) -> None:
         """Record that the disk has lost the tokens of `key` from `start` on."""
         self._require_owner()
-        self._nodes.unsaved.note_lost(self._nodes.tree, key, start)
+        self.nodes.unsaved.note_lost(self.nodes.tree, key, start)
 
     def expect(self, owner: str, *, is_again: bool = False) -> None:
         """Record that a request is certain to continue soon where `owner` ended.
@@ -545,14 +545,14 @@ class PromptCache:
 
     def _end_of(self, owner: str) -> tuple[SegmentNode | None, int]:
         """Return the end of the path of an owner, and the number of tokens of its prompt."""
-        if owner in self._nodes.held:
-            return self._nodes.held[owner], len(self._prompts.get(owner, ()))
+        if owner in self.nodes.held:
+            return self.nodes.held[owner], len(self._prompts.get(owner, ()))
         return self._released.pop(owner, (None, 0))
 
     def note_turn(self, owner: str, key: TokenKey) -> None:
         """Record that the next question in the conversation of `owner` branches off after `key`."""
         self._require_owner()
-        node = self._nodes.held.get(owner)
+        node = self.nodes.held.get(owner)
         while node is not None and node.end > len(key) > 0:
             node.is_spent, node = True, node.parent
         if node is not None and node.end == len(key):
@@ -562,23 +562,23 @@ class PromptCache:
         """Count a prompt that was looked up, and its tokens that were restored in the end."""
         self._require_owner()
         self._books.record(tokens, hit_tokens, kind)
-        self._nodes.now += 1
-        self._learned.now = self._nodes.now
+        self.nodes.now += 1
+        self._learned.now = self.nodes.now
 
     def metrics(self) -> Values:
         """Return its numbers."""
         self._require_owner()
-        return self._books.metrics(self._nodes)
+        return self._books.metrics(self.nodes)
 
     def listing(self, request: ListingRequest, *, has_disk: bool) -> PromptCacheListing:
         """List the most valuable nodes, and the tokens that were computed again."""
         self._require_owner()
-        return self._books.listing(self._nodes, request, has_disk=has_disk)
+        return self._books.listing(self.nodes, request, has_disk=has_disk)
 
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
         self._require_owner()
-        self._nodes.check()
+        self.nodes.check()
 
     def _is_awaited(self, key: TokenKey, owner: str | None) -> bool:
         """Tell whether the prompt of another present request begins with a prefix."""
@@ -587,7 +587,7 @@ class PromptCache:
 
     def _settle(self) -> None:
         """Compute cut arrays, so that they keep no others alive, and pass evicted nodes on."""
-        divided, evicted = self._nodes.take_divided(), self._nodes.take_evicted()
+        divided, evicted = self.nodes.take_divided(), self.nodes.take_evicted()
         evaluate(divided)
         self._books.note_evicted(evicted)
         if self._on_evict is not None and evicted:

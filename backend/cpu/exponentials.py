@@ -68,8 +68,8 @@ Activation: TypeAlias = Callable[..., mx.array]
 """From a gate [..., N], and possibly inputs of its shape to multiply with, to their shape."""
 
 # More are computed some rows at a time, so that all in between stays in a core's cache.
-_MOST_NUMBERS = 2**20
-_PIECE_NUMBERS = 2**17
+MOST_NUMBERS = 2**20
+PIECE_NUMBERS = 2**17
 _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 _GELU_CUBE = 0.044715
 
@@ -83,7 +83,7 @@ _GATED = {
     ),
 }
 # Modules that call mlx.nn's `gelu_approx`, and not in compiled functions, which know no sizes.
-_WITH_GELU = tuple(
+WITH_GELU = tuple(
     f"mlx_lm.models.{name}"
     for name in ("gemma2", "gemma3_text", "recurrent_gemma", "gpt2", "gpt_neox", "phi")
 ) + tuple(
@@ -96,7 +96,7 @@ def prepare_gates() -> None:
     """Have the gates of all imported families computed here; cheap if nothing is new."""
     for name, modules in _GATED.items():
         reroute(name, modules, _ROUTES[name])
-    for name in _WITH_GELU:
+    for name in WITH_GELU:
         names = vars(sys.modules[name]) if name in sys.modules else {}
         if isinstance(names.get("nn"), ModuleType):
             names["nn"] = _Layers(names["nn"])
@@ -134,7 +134,7 @@ def _routed(compute: Activation) -> Callable[[Activation], Activation]:
         def activation(gate: mx.array, *x: mx.array) -> mx.array:
             if gate.size < LEAST_NUMBERS or not pays(gate.size, gate.dtype):
                 return upstream(gate, *x)
-            if gate.size <= _MOST_NUMBERS or any(other.shape != gate.shape for other in x):
+            if gate.size <= MOST_NUMBERS or any(other.shape != gate.shape for other in x):
                 return compute(gate, *x)
             return _in_pieces(compute, gate, *x)
 
@@ -147,7 +147,7 @@ def _in_pieces(compute: Activation, *arrays: mx.array) -> mx.array:
     """Compute arrays [..., N] of one shape some rows at a time."""
     shape = arrays[0].shape
     flat = [array.reshape(-1, shape[-1]) for array in arrays]
-    step = max(1, _PIECE_NUMBERS // shape[-1])
+    step = max(1, PIECE_NUMBERS // shape[-1])
     pieces = [
         compute(*(array[start : start + step] for array in flat))
         for start in range(0, len(flat[0]), step)

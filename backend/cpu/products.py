@@ -162,7 +162,7 @@ _GATHERED = "SwitchLinear"
 # Fewer tokens are multiplied with quantised weights in less time than it takes to dequantise those.
 _LEAST_TOKENS = 5
 # Dequantised at once, as they are needed: 4 MiB.
-_PIECE_WEIGHTS = 2**20
+PIECE_WEIGHTS = 2**20
 
 
 def widen_experts(network: Network) -> bool:
@@ -305,7 +305,7 @@ class _QuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     def __call__(self, inputs: mx.array) -> mx.array:
         if not _is_wide(inputs):
             return super().__call__(inputs)
-        outputs = _dequantised_product(self, inputs)
+        outputs = dequantised_product(self, inputs)
         return outputs + self["bias"] if "bias" in self else outputs
 
 
@@ -313,7 +313,7 @@ class _QuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     """Multiplies several tokens with dequantised weights, as the last layer."""
 
     def as_linear(self, inputs: mx.array) -> mx.array:
-        return _dequantised_product(self, inputs) if _is_wide(inputs) else super().as_linear(inputs)
+        return dequantised_product(self, inputs) if _is_wide(inputs) else super().as_linear(inputs)
 
 
 _PLAIN = {nn.QuantizedLinear: nn.Linear, nn.QuantizedEmbedding: nn.Embedding}
@@ -328,10 +328,10 @@ def _is_wide(inputs: mx.array) -> bool:
     return tokens >= _LEAST_TOKENS and bool(inputs.dtype == mx.float32)
 
 
-def _dequantised_product(module: Network, inputs: mx.array) -> mx.array:
+def dequantised_product(module: Network, inputs: mx.array) -> mx.array:
     """Multiply inputs [..., width] with a module's weights [outputs, width]."""
     outputs = module["weight"].shape[0]
-    rows = max(1, _PIECE_WEIGHTS // inputs.shape[-1])
+    rows = max(1, PIECE_WEIGHTS // inputs.shape[-1])
     pieces = [
         inputs @ _dequantised(module, slice(first, first + rows)).T
         for first in range(0, outputs, rows)

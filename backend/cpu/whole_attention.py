@@ -21,12 +21,12 @@ from common import openblas
 from common.process import usable_cores
 
 # Computed at once: 1 MiB, which a core's cache holds.
-_PIECE_SCORES = 2**18
+PIECE_SCORES = 2**18
 # From so many scores on, those of several queries, blocks are worth waiting for their inputs.
 LEAST_SCORES = 2**20
-_LEAST_QUERIES = 16
+LEAST_QUERIES = 16
 # The rows and columns of a block of scores.
-_ROWS, _COLUMNS = 384, 512
+ROWS, COLUMNS = 384, 512
 _CAUSAL = "causal"
 _MATRIX = 2
 
@@ -54,10 +54,10 @@ def attend_whole(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
     terms: dict[str, Any] = {"scale": scale, "mask": mask, "sinks": sinks}
-    is_long = scores >= LEAST_SCORES and width >= _LEAST_QUERIES
+    is_long = scores >= LEAST_SCORES and width >= LEAST_QUERIES
     given = [each for each in (queries, keys, values, sinks, mask) if isinstance(each, mx.array)]
     if is_long and keys.dtype == values.dtype == queries.dtype and _is_computed(given):
-        return _with_gradient(partial(_in_blocks, **terms), terms)(queries, keys, values)
+        return _with_gradient(partial(in_blocks, **terms), terms)(queries, keys, values)
     return _in_pieces(queries, keys, values, **terms)
 
 
@@ -114,8 +114,8 @@ class _Inputs:
     def columns(self, row: int, start: int, stop: int) -> Iterator[tuple[int, int, Flags | None]]:
         """Yield the blocks of positions that some queries see, with a mask if they see a part."""
         last = self.before + stop if self.is_causal else self.keys.shape[2]
-        for first in range(0, last, _COLUMNS):
-            end = min(first + _COLUMNS, last)
+        for first in range(0, last, COLUMNS):
+            end = min(first + COLUMNS, last)
             seen = self._seen(row, slice(start, stop), slice(first, end))
             if seen is None or seen.all():
                 yield first, end, None
@@ -132,7 +132,7 @@ class _Inputs:
         return np.arange(positions.start, positions.stop) <= own[:, None]
 
 
-def _in_blocks(
+def in_blocks(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -146,27 +146,28 @@ def _in_blocks(
     kv_heads = given.keys.shape[1]
     repeats, extra = heads // kv_heads, None if sinks is None else np.asarray(sinks, np.float32)
     output = np.empty((rows, heads, width, given.values.shape[-1]), np.float32)
-    step = max(1, _ROWS // repeats)
+    step = max(1, ROWS // repeats)
     blocks = list(product(range(rows), range(kv_heads), range(0, width, step)))
 
     def compute(blocks: list[tuple[int, int, int]]) -> None:
         for row, head, start in blocks:
             own, stop = slice(head * repeats, (head + 1) * repeats), min(start + step, width)
             sink = None if extra is None else extra[own]
-            block = _block(given, (row, head), (own, start, stop), scale, sink)
+            block = attend_block(given, (row, head), (own, start, stop), scale, sink)
             output[row, own, start:stop] = block
 
     count = openblas.threads() if openblas.has_openblas() else 1
-    list(_threads().map(compute, (blocks[place::count] for place in range(count))))
+    list(block_threads().map(compute, (blocks[place::count] for place in range(count))))
     return mx.array(output)
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
+def block_threads() -> ThreadPoolExecutor:
+    """The threads that compute blocks, one per usable core."""
     return ThreadPoolExecutor(usable_cores(), thread_name_prefix="attention")
 
 
-def _block(
+def attend_block(
     given: _Inputs,
     place: tuple[int, int],
     taken: tuple[slice, int, int],
@@ -248,7 +249,7 @@ def _in_pieces(
     """Return the attention, lazily, for as many queries at a time as a core's cache holds."""
     rows, heads, width, _ = queries.shape
     positions = keys.shape[2]
-    step = max(1, _PIECE_SCORES // (rows * heads * positions))
+    step = max(1, PIECE_SCORES // (rows * heads * positions))
     outputs = []
     for start in range(0, width, step):
         stop = min(start + step, width)

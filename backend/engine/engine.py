@@ -97,13 +97,13 @@ class Engine(Generic[HandleT]):
         self._supervisor = Supervisor(
             self._give_up, long_turn_s, environment, memory_ledger, FindingsStore(findings)
         )
-        self._calls = self._supervisor.calls
+        self.calls = self._supervisor.calls
         self._fault = ""
         self._must_exit = asyncio.Event()
         self._note_fault: Callable[[], None] = lambda: None
         self._has_prepared = False
         self._loads = asyncio.Lock()
-        self._load_task: asyncio.Task[HandleT] | None = None
+        self.load_task: asyncio.Task[HandleT] | None = None
         self._has_failed_load = False
         self._is_closing = False
         self._model: HandleT | None = None
@@ -154,20 +154,20 @@ class Engine(Generic[HandleT]):
             self._refuse_when_closing()
             if self._is_loaded(options) and self._model is not None:
                 return self._model.card
-            self._load_task = asyncio.create_task(self._load(options))
+            self.load_task = asyncio.create_task(self._load(options))
             try:
-                self._model = await self._load_task
+                self._model = await self.load_task
             except asyncio.CancelledError:
                 if _is_being_cancelled():
-                    self._load_task.cancel()
-                    await asyncio.wait([self._load_task])
+                    self.load_task.cancel()
+                    await asyncio.wait([self.load_task])
                     if self._model is None:
                         # It may have just been loaded.
                         await self._supervisor.end(RequestCancelledError("the load was cancelled"))
                     raise
                 raise LoadCancelledError("the load was ended by Free or by shutdown") from None
             finally:
-                self._load_task = None
+                self.load_task = None
                 self._has_failed_load = self._model is None
             self._set_fault("")
             return self._model.card
@@ -175,10 +175,10 @@ class Engine(Generic[HandleT]):
     async def loaded_model(self, timeout_s: float) -> HandleT | None:
         """Return the handle of the model; while one is being loaded, wait for it."""
         deadline = time.monotonic() + timeout_s
-        while self._model is None and self._load_task is not None:
+        while self._model is None and self.load_task is not None:
             left_s = deadline - time.monotonic()
             # The outcome is for the caller of the load, which notes it right after.
-            done, _ = await asyncio.wait([self._load_task], timeout=max(left_s, 0.0))
+            done, _ = await asyncio.wait([self.load_task], timeout=max(left_s, 0.0))
             if not done:
                 break
             await asyncio.sleep(0)
@@ -186,8 +186,8 @@ class Engine(Generic[HandleT]):
 
     async def free(self) -> None:
         """End a running load and all requests, and with the process all of its memory."""
-        if self._load_task is not None:
-            self._load_task.cancel()
+        if self.load_task is not None:
+            self.load_task.cancel()
         # A load that has just ended may not be recorded yet.
         async with self._loads:
             self._model = self._served = None
@@ -203,7 +203,7 @@ class Engine(Generic[HandleT]):
             ShuttingDownError: The engine is closing.
         """
         self._refuse_when_closing()
-        return self._calls.preparation(request_id)
+        return self.calls.preparation(request_id)
 
     def submit(self, model: HandleT, request: GenerationRequest) -> AsyncIterator[Steps]:
         """Queue a request; its steps since the last look come together.
@@ -213,26 +213,26 @@ class Engine(Generic[HandleT]):
             OverloadedError: The maximum of running and waiting requests is reached.
             RequestCancelledError: Another model has replaced this one.
         """
-        if request.request_id not in self._calls.preparing:
+        if request.request_id not in self.calls.preparing:
             self._refuse_when_closing()
         limits = self._limits(model)
-        count = len(self._calls.requests)
+        count = len(self.calls.requests)
         if count >= limits.max_slots + limits.max_waiting:
             raise OverloadedError(
                 f"{count} requests are running or waiting already "
                 f"(max_slots {limits.max_slots}, max_waiting {limits.max_waiting})"
             )
-        if request.request_id in self._calls.requests:
+        if request.request_id in self.calls.requests:
             raise InvalidRequestError("CorrelationId", "a request with this id is running")
-        return self._calls.submit(request)
+        return self.calls.submit(request)
 
     def cancel(self, request_id: str) -> None:
         """End a request; harmless if it has ended or was never known."""
-        self._calls.cancel(request_id)
+        self.calls.cancel(request_id)
 
     def expect(self, request_id: str, *, is_again: bool = False) -> None:
         """Announce a request that continues an ended one, or sends its prompt again."""
-        self._calls.tell(Expect(request_id, is_again))
+        self.calls.tell(Expect(request_id, is_again))
 
     async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
         """Return the result of a request; cancelling this drops it.
@@ -245,13 +245,13 @@ class Engine(Generic[HandleT]):
         """
         self._refuse_when_closing()
         limits = self._limits(model)
-        count = self._calls.background_jobs
+        count = self.calls.background_jobs
         if count > limits.max_waiting:
             raise OverloadedError(
                 f"{count} embeddings and scores are running or waiting already "
                 f"(max_waiting {limits.max_waiting})"
             )
-        result: ResultT = await self._calls.compute(cast("SessionRequest", request))
+        result: ResultT = await self.calls.compute(cast("SessionRequest", request))
         return result
 
     def status(self) -> EngineStatus:
@@ -264,15 +264,15 @@ class Engine(Generic[HandleT]):
 
     async def have_left(self, timeout_s: float) -> None:
         """Wait until no call is open, up to the timeout."""
-        await self._calls.have_left(timeout_s)
+        await self.calls.have_left(timeout_s)
 
     async def close(self, *, drain_timeout_s: float) -> None:
         """Refuse new work, wait for running requests up to the timeout, then end the process."""
         self._is_closing = True
-        if self._load_task is not None:
-            self._load_task.cancel()
-            await asyncio.wait([self._load_task])
-        await self._calls.have_left(drain_timeout_s)
+        if self.load_task is not None:
+            self.load_task.cancel()
+            await asyncio.wait([self.load_task])
+        await self.calls.have_left(drain_timeout_s)
         reason = ShuttingDownError("the backend is shutting down")
         await self._supervisor.end(reason, drops_spare=True)
 
@@ -280,7 +280,7 @@ class Engine(Generic[HandleT]):
         """Have a medium prepared by the process with the model."""
         if self._model is None or not self._supervisor.is_serving:
             raise ModelNotLoadedError
-        prepared: PreparedMedium = await self._calls.compute(request)
+        prepared: PreparedMedium = await self.calls.compute(request)
         return prepared
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
@@ -384,7 +384,7 @@ class Engine(Generic[HandleT]):
             raise ShuttingDownError("the backend is shutting down")
 
     def _state_without_model(self) -> EngineState:
-        if self._load_task is not None:
+        if self.load_task is not None:
             return EngineState.BUSY
         is_broken = bool(self._fault) or self._has_failed_load
         return EngineState.ERROR if is_broken else EngineState.UNINITIALIZED

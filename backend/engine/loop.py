@@ -110,7 +110,7 @@ class EngineLoop:
         self.examination = Examination(self, self._adoption, knows_drafts=drafts)
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests, self._has_ends = False, True, False
-        self._turns, self._active_at = 0, time.monotonic()
+        self._turns, self.active_at = 0, time.monotonic()
         self._stepped_at: float | None = None
 
     def run(self) -> None:
@@ -121,7 +121,7 @@ class EngineLoop:
 
     def turn(self) -> None:
         """Receive, compute and report; a request that makes the model fail fails alone."""
-        timeout_s = self._idle_timeout_s if self._rests else None
+        timeout_s = self.idle_timeout_s if self._rests else None
         self._commands += self._port.receive(waits=self._rests, timeout_s=timeout_s)
         try:
             if self._commands:
@@ -235,7 +235,7 @@ class EngineLoop:
 
     def _compute(self, pace: Pace | None) -> None:
         """Admit, then run one prefill chunk or one decode step, and a piece of other work."""
-        rested_s = time.monotonic() - self._active_at if self._rests else 0.0
+        rested_s = time.monotonic() - self.active_at if self._rests else 0.0
         if self.examination.is_pending or self._adoption.is_due:
             self.examination.begin_if_due(rested_s)
         has_waiting = bool(self.scheduler.waiting.count or self.scheduler.fetching)
@@ -252,7 +252,7 @@ class EngineLoop:
             self._hurry()
             if self.memory.has_changed:
                 self.memory.relieve()
-            self._active_at = time.monotonic()
+            self.active_at = time.monotonic()
         elif rested_s >= IDLE_TIMEOUT_S:
             self.prefixes.rest()
         if has_waiting and self.memory.is_starved:
@@ -467,7 +467,7 @@ class EngineLoop:
         return not (is_busy or self._commands or self.examination.wants_turns)
 
     @property
-    def _idle_timeout_s(self) -> float | None:
+    def idle_timeout_s(self) -> float | None:
         """How long an idle loop may be left without a turn; `None` is forever."""
         if self.examination.is_pending:
             return DELAY_S

@@ -172,8 +172,8 @@ class MemoryLedger:
         Args:
             directory: Used by nothing else in this process.
         """
-        self._directory = directory
-        self._entry = entry
+        self.directory = directory
+        self.entry = entry
         self._usable_bytes = usable_bytes
         self._books = Books()
         self._others: Sequence[Entry] = ()
@@ -210,7 +210,7 @@ class MemoryLedger:
     @property
     def status(self) -> MachineStatus:
         """The machine at the last read; from any thread."""
-        own = _status(self._entry, is_own=True)
+        own = _status(self.entry, is_own=True)
         others = (_status(other, is_own=False) for other in self._others)
         return MachineStatus(usable_bytes=self._usable_bytes, backends=(own, *others))
 
@@ -220,7 +220,7 @@ class MemoryLedger:
         Raises:
             OSError: The directory cannot be used, or another process holds it.
         """
-        with self._directory.exclusive(_LOCK_TIMEOUT_S):
+        with self.directory.exclusive(_LOCK_TIMEOUT_S):
             self._others = self._read()
             self._announce()
 
@@ -230,7 +230,7 @@ class MemoryLedger:
         Args:
             timeout_s: The maximum time to wait.
         """
-        self._entry = replace(self._entry, held=held, wish=self._entry.least, is_busy=True)
+        self.entry = replace(self.entry, held=held, wish=self.entry.least, is_busy=True)
         deadline = time.monotonic() + timeout_s
         while self._look(self._announce) and self._others and self._is_too_much():
             if time.monotonic() >= deadline or not self._can_give():
@@ -246,10 +246,8 @@ class MemoryLedger:
             wish: The budget without other backends.
             post: Receives orders for the session; called on the thread that reads the ledger.
         """
-        least = min(self._entry.least, wish)
-        self._entry = replace(
-            self._entry, held=held, wish=wish, least=least, budget=0, is_busy=False
-        )
+        least = min(self.entry.least, wish)
+        self.entry = replace(self.entry, held=held, wish=wish, least=least, budget=0, is_busy=False)
         self._books = Books(budget=wish)
         self._post = post
         self.look()
@@ -265,7 +263,7 @@ class MemoryLedger:
         self._changed.set()
         if self._thread is not None:
             self._thread.join()
-        self._directory.close()
+        self.directory.close()
 
     def note(self, books: Books) -> None:
         """Record the session's memory and demand; cheap, from any thread."""
@@ -284,7 +282,7 @@ class MemoryLedger:
 
     def _run(self) -> None:
         while not self._is_closing:
-            is_growing = self._books.wanted > 0 and self._entry.budget < self._entry.wish
+            is_growing = self._books.wanted > 0 and self.entry.budget < self.entry.wish
             self._changed.wait(SHORT_INTERVAL_S if is_growing else LOOK_INTERVAL_S)
             self._changed.clear()
             self.look()
@@ -292,7 +290,7 @@ class MemoryLedger:
     def _look(self, act: Callable[[], None]) -> bool:
         """Run an action with the directory locked; false if that is not possible now."""
         try:
-            with self._directory.exclusive(_LOCK_TIMEOUT_S):
+            with self.directory.exclusive(_LOCK_TIMEOUT_S):
                 self._others = self._read()
                 act()
         except OSError as error:
@@ -306,31 +304,31 @@ class MemoryLedger:
     def _read(self) -> Sequence[Entry]:
         """Return the entries of the others on this device."""
         entries = []
-        for name, data in self._directory.others().items():
+        for name, data in self.directory.others().items():
             try:
                 entries.append(decoded(data))
             except DamagedEntryError as error:
                 if name not in self._damaged:
                     log.warning("%s in the ledger is ignored: %s", name, error)
                 self._damaged.add(name)
-        return [entry for entry in entries if entry.device == self._entry.device]
+        return [entry for entry in entries if entry.device == self.entry.device]
 
     def _announce(self) -> None:
-        self._directory.write(encoded(self._entry))
+        self.directory.write(encoded(self.entry))
 
     def _is_too_much(self) -> bool:
-        entries = [self._entry, *self._others]
-        return free_bytes(self._usable_bytes, entries) < self._entry.least
+        entries = [self.entry, *self._others]
+        return free_bytes(self._usable_bytes, entries) < self.entry.least
 
     def _can_give(self) -> bool:
-        entries = [self._entry, *self._others]
+        entries = [self.entry, *self._others]
         due = shares(self._usable_bytes, entries)
         return any(entry.budget > share for entry, share in zip(entries, due, strict=True))
 
     def _divide(self) -> None:
         books = self._books
         mine = replace(
-            self._entry,
+            self.entry,
             reserved=books.reserved,
             wanted=books.wanted,
             cached=books.cached,
@@ -338,8 +336,8 @@ class MemoryLedger:
         )
         due, attainable = self._due(mine), self._due(replace(mine, wanted=mine.wish, is_busy=True))
         budget, ordered = self._step(mine, due)
-        self._entry = replace(mine, budget=budget)
-        self._directory.write(encoded(self._entry))
+        self.entry = replace(mine, budget=budget)
+        self.directory.write(encoded(self.entry))
         self._give(ordered, max(attainable, ordered))
 
     def _due(self, mine: Entry) -> int:

@@ -89,7 +89,7 @@ class Memory:
         """
         self.reservations.used_tokens = self._prefixes.used_tokens
         while self.reservations.is_exceeded and (row := self._scheduler.yielding()):
-            self._pause(row)
+            self.pause(row)
         self._share()
         self.has_changed = False
 
@@ -112,7 +112,7 @@ class Memory:
             if self.reservations.is_alone(row) and not self.reservations.may_grow:
                 self._end(row)
                 break
-            self._pause(self._scheduler.yielding() or row)
+            self.pause(self._scheduler.yielding() or row)
 
     def put_back(self, row: Row) -> None:
         """Queue a row that has left the batch to pause."""
@@ -172,7 +172,8 @@ class Memory:
         self.reservations.approach()
         self._prefixes.leave_room(self.reservations.left_bytes)
 
-    def _pause(self, row: Row) -> None:
+    def pause(self, row: Row) -> None:
+        """Take the memory of a row, which computes its tokens again later."""
         log.warning(
             "request id=%s pauses at %d generated tokens: others need its memory",
             row.request_id,

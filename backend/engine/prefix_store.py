@@ -273,12 +273,12 @@ class CachingPrefixStore(PrefixStore):
         *,
         is_replicated: bool = False,
     ) -> None:
-        self._fresh_caches = fresh_caches
+        self.fresh_caches = fresh_caches
         self._overlooked = () if is_replicated else _FAILURES
-        self._layout = layout
+        self.layout = layout
         self._budget_bytes = budget_bytes
         self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
-        self._store = PromptCache(
+        self.store = PromptCache(
             budget_bytes,
             layout.usable,
             thinning=layout.thinning,
@@ -290,16 +290,16 @@ class CachingPrefixStore(PrefixStore):
     @property
     def reuse(self) -> Reuse:
         """Where prefixes can be resumed."""
-        return self._layout.reuse
+        return self.layout.reuse
 
     def refer(self) -> None:
         """Let rows use nodes in place: what is stored stays as it is."""
-        if layout := CacheLayout.of(self._fresh_caches(), self._layout.packing):
-            self._layout = layout
+        if layout := CacheLayout.of(self.fresh_caches(), self.layout.packing):
+            self.layout = layout
 
     def fetch(self, row: Row) -> bool:
         """Ask the disk for nodes that memory lacks, if worthwhile."""
-        known = self._store.stored(row.prompt_key)
+        known = self.store.stored(row.prompt_key)
         lacks = len(row.prompt_key) - known
         return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
 
@@ -312,7 +312,7 @@ class CachingPrefixStore(PrefixStore):
             except _FAILURES as error:
                 log.warning("nodes read from disk do not fit", exc_info=error)
                 return
-            if not self._store.insert(node.key, node.start, segment, is_saved=True):
+            if not self.store.insert(node.key, node.start, segment, is_saved=True):
                 return
 
     def claim(self, row: Row) -> None:
@@ -323,31 +323,31 @@ class CachingPrefixStore(PrefixStore):
     def sharable(self, row: Row) -> Sharing:
         """Look the prompt up without side effects."""
         key = row.prompt_key
-        path = self._store.preview(key) if row.may_reuse else ()
+        path = self.store.preview(key) if row.may_reuse else ()
         length = sum(piece.tokens for piece in path)
         if row.splits_medium(length) and (span := row.media_at(length)):
-            path = self._store.preview(key[: span.start + 1])
-        tokens = self._layout.referable(path)
-        return Sharing(tokens, self._store.used_tokens(key[:tokens]))
+            path = self.store.preview(key[: span.start + 1])
+        tokens = self.layout.referable(path)
+        return Sharing(tokens, self.store.used_tokens(key[:tokens]))
 
     def use(self, row: Row, tokens: int) -> None:
         """Pin the row's prefix."""
         row.share(tokens)
-        self._store.use(row.request_id, row.prompt_key[:tokens])
+        self.store.use(row.request_id, row.prompt_key[:tokens])
 
     @property
     def used_tokens(self) -> int:
         """The tokens that rows use in place."""
-        return self._store.used_tokens(TokenKey(b""))
+        return self.store.used_tokens(TokenKey(b""))
 
     def restore(self, row: Row) -> None:
         """Look the prompt up, unless the last lookup failed and nothing was stored since."""
-        if row.may_reuse and row.seen_version != self._store.version:
+        if row.may_reuse and row.seen_version != self.store.version:
             self._restore(row)
             self._note_shared(row)
 
     def _restore(self, row: Row) -> None:
-        version, hit = self._store.version, self._lookup(row)
+        version, hit = self.store.version, self._lookup(row)
         row.note_lookup(hit, version)
         self._warn_of_volatile(row, hit)
         if hit.length - row.fed >= (MIN_GAIN_TOKENS if row.fed else 1):
@@ -356,15 +356,15 @@ class CachingPrefixStore(PrefixStore):
     def _lookup(self, row: Row) -> PrefixHit:
         """Look a row's prompt up; a prefix never ends inside a medium."""
         if row.params.cache_hint is CacheHint.ONCE:
-            self._store.note_once(row.request_id)
-        hit = self._store.lookup(row.prompt_key, row.request_id)
+            self.store.note_once(row.request_id)
+        hit = self.store.lookup(row.prompt_key, row.request_id)
         if row.splits_medium(hit.length) and (span := row.media_at(hit.length)):
-            return self._store.lookup(row.prompt_key[: span.start + 1], row.request_id)
+            return self.store.lookup(row.prompt_key[: span.start + 1], row.request_id)
         return hit
 
     def room(self, row: Row) -> int:
         """Stop at the next snapshot."""
-        if not self._layout.has_state:
+        if not self.layout.has_state:
             return row.prefill_left
         ahead = [place for place in row.boundaries if place > row.fed]
         stop = min([*ahead, max(row.saved + SAVE_INTERVAL_TOKENS, row.fed + 1)])
@@ -374,7 +374,7 @@ class CachingPrefixStore(PrefixStore):
         """Store at boundaries and at intervals; with windows always, because they forget."""
         if row.splits_medium(row.fed) or not row.is_remembered:
             return
-        if self._layout.has_windows or self._is_due(row):
+        if self.layout.has_windows or self._is_due(row):
             self._save(row)
             self._share(row)
 
@@ -383,36 +383,36 @@ class CachingPrefixStore(PrefixStore):
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
         if is_whole and row.fed > row.saved and row.is_remembered:
             self._save(row)
-        if self._layout.thinning is not None:
+        if self.layout.thinning is not None:
             next_question = row.request.prompt.next_question
-            self._store.note_turn(row.request_id, row.prompt_key[:next_question])
-        self._store.release(row.request_id)
+            self.store.note_turn(row.request_id, row.prompt_key[:next_question])
+        self.store.release(row.request_id)
         row.share(0)
         if row.params.cache_hint is CacheHint.KEEP:
             self.expect(row.request_id)
 
     def expect(self, request_id: str, *, is_again: bool = False) -> None:
         """Keep the prefix of a request for longer, or that of its prompt alone."""
-        self._store.expect(request_id, is_again=is_again)
+        self.store.expect(request_id, is_again=is_again)
 
     def record(self, row: Row) -> None:
         """Count the prompt, and its restored tokens."""
         prompt_tokens = len(row.request.prompt.token_ids)
-        self._store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+        self.store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
 
     def leave_room(self, nbytes: int) -> None:
         """Let the store shrink, or grow back."""
         self._note_lost()
-        self._store.resize(min(nbytes, self._budget_bytes))
+        self.store.resize(min(nbytes, self._budget_bytes))
 
     @property
     def wants_rest(self) -> bool:
         """Whether the store has nodes that are not on disk."""
-        return self._disk.is_open and self._store.has_unsaved
+        return self._disk.is_open and self.store.has_unsaved
 
     def rest(self) -> None:
         """Write nodes that are not on disk."""
-        self._store.save(self._disk.write)
+        self.store.save(self._disk.write)
 
     def close(self) -> None:
         """Write nodes that are not on disk, as time allows."""
@@ -421,25 +421,25 @@ class CachingPrefixStore(PrefixStore):
 
     def metrics(self) -> Values:
         """Return the numbers of memory and disk."""
-        return {**self._store.metrics(), **self._disk.metrics}
+        return {**self.store.metrics(), **self._disk.metrics}
 
     def listing(self, request: ListingRequest) -> PromptCacheListing:
         """List the nodes in memory."""
-        return self._store.listing(request, has_disk=self._disk.is_open)
+        return self.store.listing(request, has_disk=self._disk.is_open)
 
     def check(self) -> None:
         """Check the store."""
-        self._store.check()
+        self.store.check()
 
     def _is_due(self, row: Row) -> bool:
-        is_boundary = self._layout.has_state and row.fed in row.boundaries
+        is_boundary = self.layout.has_state and row.fed in row.boundaries
         is_long = row.fed >= row.saved + SAVE_INTERVAL_TOKENS
         return is_boundary or is_long or row.prefill_left == 0
 
     def _rebuild(self, row: Row, hit: PrefixHit) -> None:
-        caches = self._fresh_caches()
+        caches = self.fresh_caches()
         try:
-            self._layout.restore(caches, hit.path, hit.length, len(row.token_ids))
+            self.layout.restore(caches, hit.path, hit.length, len(row.token_ids))
             mx.eval([cache.state for cache in caches])
         except self._overlooked as error:
             problem = "request id=%s: its prefix cannot be restored and is computed"
@@ -451,7 +451,7 @@ class CachingPrefixStore(PrefixStore):
     def _note_lost(self) -> None:
         """Have nodes lost by the disk written again when memory evicts them."""
         for node in self._disk.take_lost():
-            self._store.note_lost(node.key, node.start)
+            self.store.note_lost(node.key, node.start)
 
     def _save(self, row: Row) -> None:
         self._note_lost()
@@ -467,7 +467,7 @@ class CachingPrefixStore(PrefixStore):
         """Switch the row to the store's copy of its computed tokens, as for other rows."""
         caches = row.cache or []
         try:
-            self._layout.refer(caches, self._store.path(row.key()))
+            self.layout.refer(caches, self.store.path(row.key()))
             mx.eval([cache.state for cache in caches])
         except self._overlooked as error:
             log.warning("request id=%s keeps its own copy", row.request_id, exc_info=error)
@@ -475,21 +475,21 @@ class CachingPrefixStore(PrefixStore):
 
     def _note_shared(self, row: Row) -> None:
         """Record how much of the store the row uses in place."""
-        row.share(self._layout.shared(row.cache or []))
-        self._store.use(row.request_id, row.key()[: row.shared])
+        row.share(self.layout.shared(row.cache or []))
+        self.store.use(row.request_id, row.key()[: row.shared])
 
     def _pin_system_prompt(self, row: Row) -> None:
         system_tokens = row.request.prompt.system_tokens
         if 0 < system_tokens <= row.fed and not row.is_system_pinned:
-            self._store.pin(row.prompt_key[:system_tokens])
+            self.store.pin(row.prompt_key[:system_tokens])
             row.note_pinned()
 
     def _store_missing(self, row: Row, caches: Caches) -> None:
         """Store the tokens of a row's caches that the tree lacks."""
         key = row.key()
-        start = self._store.stored(key)
-        blocks = self._layout.capture(caches, start, row.fed)
-        snapshot = None if self._store.has_snapshot(key) else self._layout.snapshot(caches)
+        start = self.store.stored(key)
+        blocks = self.layout.capture(caches, start, row.fed)
+        snapshot = None if self.store.has_snapshot(key) else self.layout.snapshot(caches)
         segments = [Segment((block,)) for block in blocks]
         if snapshot is not None:
             segments[-1:] = [Segment(blocks[-1:], snapshot)]
@@ -498,18 +498,16 @@ class CachingPrefixStore(PrefixStore):
             evaluate([segment])
             stop = start + segment.tokens
             place = row.place if stop == row.fed else Place.INNER
-            if not self._store.insert(
-                key[:stop], start, segment, owner=row.request_id, place=place
-            ):
+            if not self.store.insert(key[:stop], start, segment, owner=row.request_id, place=place):
                 return
             start = stop
 
     def _refill_windows(self, row: Row, caches: Caches) -> None:
         """Restore evicted windows of the tree from tokens that the row has just computed."""
-        if self._layout.has_windows:
-            windows_from = self._layout.windows_from(caches)
-            refilled = partial(self._layout.with_windows, caches)
-            self._store.refill(row.key(), windows_from, refilled)
+        if self.layout.has_windows:
+            windows_from = self.layout.windows_from(caches)
+            refilled = partial(self.layout.with_windows, caches)
+            self.store.refill(row.key(), windows_from, refilled)
 
     def _warn_of_volatile(self, row: Row, hit: PrefixHit) -> None:
         """Log once per cause why nearly equal prompts do not hit."""

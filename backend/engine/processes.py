@@ -33,7 +33,7 @@ def start_engine(server_fd: int, environment: Mapping[str, str] | None) -> Proce
         environment: Its own; `None` is this process's.
     """
     arguments = ["--server-fd", str(server_fd)]
-    return _start(arguments, inherited=[server_fd], environment=environment)
+    return start_process(arguments, inherited=[server_fd], environment=environment)
 
 
 def start_follower(rank: int, control: str, *, size: int = 0, device: int = 0) -> Process:
@@ -45,10 +45,10 @@ def start_follower(rank: int, control: str, *, size: int = 0, device: int = 0) -
         device: The index of its GPU, if there are several.
     """
     numbers = ["--rank", str(rank), "--size", str(size), "--device", str(device)]
-    return _start([*numbers, "--control", control])
+    return start_process([*numbers, "--control", control])
 
 
-def _start(
+def start_process(
     arguments: Sequence[str],
     *,
     inherited: Sequence[int] = (),

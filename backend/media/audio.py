@@ -46,7 +46,7 @@ def decode_audio(
     container = require_container(field, data, AUDIO_FORMATS)
     data = without_tags(data)
     try:
-        seconds = _max_seconds(field, bounds, *_source(container, data))
+        seconds = max_seconds(field, bounds, *_source(container, data))
         decode = pcm.isolated_samples if container is Container.VORBIS else pcm.samples
         samples = np.frombuffer(decode(data, sampling_rate, seconds * sampling_rate), np.float32)
     except (pcm.DamagedSoundError, miniaudio.MiniaudioError, struct.error):
@@ -60,7 +60,7 @@ def decode_audio(
     return samples
 
 
-def _max_seconds(field: str, bounds: Bounds, rate: int, channels: int) -> int:
+def max_seconds(field: str, bounds: Bounds, rate: int, channels: int) -> int:
     """Return the length limit of a sound in seconds, which its rate and channels may lower."""
     if rate not in _RATES or channels not in _CHANNELS:
         raise InvalidRequestError(field, f"has {channels} channels at {rate} Hz")

@@ -330,7 +330,7 @@ def test_a_node_that_is_divided_is_not_kept_whole_for_the_books():
         put(store, tuple(range(1, end + 1)), has_snapshot=True)
     store.resize(room_for(16, snapshots=3))
     store.resize(room_for(40, snapshots=3))
-    found = store._nodes.tree.match(key(*ids)).last.value.blocks[0]
+    found = store.nodes.tree.match(key(*ids)).last.value.blocks[0]
     whole = weakref.ref(found)
     del found
     put(store, (*ids[:5], 70))

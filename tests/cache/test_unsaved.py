@@ -149,7 +149,7 @@ def test_however_nodes_are_divided_and_joined_each_token_and_state_is_written_on
             store.check()
         store.resize(room_for(rng.randint(5, 40)))
     store.save(shelf.write)
-    kept = {tuple(node.key) for node in store._nodes.tree.walk()}
+    kept = {tuple(node.key) for node in store.nodes.tree.walk()}
     assert len(shelf.tokens) > 60
     assert kept <= shelf.tokens
 

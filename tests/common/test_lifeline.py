@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from groups import is_alive
+from waiting import wait_until
 
 from common.process import tied
 
@@ -34,10 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS has no su
 
 
 def wait_until_gone(process_id):
-    deadline = time.monotonic() + TIMEOUT_S
-    while is_alive(process_id):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not is_alive(process_id))
 
 
 def sleeper(descriptors):

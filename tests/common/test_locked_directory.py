@@ -181,7 +181,7 @@ def test_of_a_bomb_no_more_is_read_than_an_entry_may_hold(path, reader):
 
 def die(member):
     """End as the kernel ends a process: descriptors are closed, and nothing else."""
-    for descriptor in (member._directory, member._file):
+    for descriptor in (member.directory, member.file):
         if descriptor is not None:
             os.close(descriptor)
 

@@ -102,7 +102,7 @@ def test_a_family_that_calls_mlx_gets_its_activation_from_here(family, monkeypat
     assert calls == [(1, 1, MANY)]
 
 
-@pytest.mark.parametrize("name", gates._WITH_GELU)
+@pytest.mark.parametrize("name", gates.WITH_GELU)
 def test_no_compiled_function_of_such_a_family_has_the_activation(name):
     tree = ast.parse(inspect.getsource(importlib.import_module(name)))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -115,8 +115,8 @@ def test_no_compiled_function_of_such_a_family_has_the_activation(name):
 def test_more_than_a_cache_holds_is_computed_in_pieces(shape, monkeypatch):
     monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(gates, "LEAST_NUMBERS", 1)
-    monkeypatch.setattr(gates, "_MOST_NUMBERS", 2000)
-    monkeypatch.setattr(gates, "_PIECE_NUMBERS", 700)
+    monkeypatch.setattr(gates, "MOST_NUMBERS", 2000)
+    monkeypatch.setattr(gates, "PIECE_NUMBERS", 700)
     sizes = []
     sigmoid = gates.sigmoid
     monkeypatch.setattr(gates, "sigmoid", lambda x: sizes.append(x.size) or sigmoid(x))

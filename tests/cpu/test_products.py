@@ -56,7 +56,7 @@ def openblas(monkeypatch):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(products, "_PIECE_WEIGHTS", 7 * WIDTH)
+    monkeypatch.setattr(products, "PIECE_WEIGHTS", 7 * WIDTH)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
@@ -199,10 +199,10 @@ def test_only_several_tokens_are_worth_dequantising_weights(monkeypatch):
     made = network(quantisation=("affine", 32, 4))
     prepare_products(made, keeps_type=False, dequantises=False)
     asked = []
-    product = products._dequantised_product
+    product = products.dequantised_product
     monkeypatch.setattr(
         products,
-        "_dequantised_product",
+        "dequantised_product",
         lambda module, inputs: asked.append(inputs.shape) or product(module, inputs),
     )
     made(mx.array([[1, 2, 3, 4]]))

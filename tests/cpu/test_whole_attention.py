@@ -22,13 +22,13 @@ SCALE = HEAD_WIDTH**-0.5
 def pieces(monkeypatch):
     """However few scores there are, as many as those of three tokens are a piece."""
     monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 0)
-    monkeypatch.setattr(whole_attention, "_PIECE_SCORES", 3 * HEADS * POSITIONS)
+    monkeypatch.setattr(whole_attention, "PIECE_SCORES", 3 * HEADS * POSITIONS)
 
 
 @pytest.fixture
 def in_blocks(monkeypatch):
     """Refuse MLX's own function and pieces; blocks are small, and none ends where another does."""
-    for name, value in {"LEAST_SCORES": 0, "_LEAST_QUERIES": 1, "_ROWS": 7, "_COLUMNS": 9}.items():
+    for name, value in {"LEAST_SCORES": 0, "LEAST_QUERIES": 1, "ROWS": 7, "COLUMNS": 9}.items():
         monkeypatch.setattr(whole_attention, name, value)
     monkeypatch.setattr(whole_attention, "over_own", None)
     monkeypatch.setattr(whole_attention.mx, "fast", None)
@@ -90,7 +90,7 @@ def test_blocks_are_shared_by_as_many_threads_as_products_have(monkeypatch, thre
     blas = whole_attention.openblas
     monkeypatch.setattr(blas, "has_openblas", lambda: True)
     monkeypatch.setattr(blas, "threads", lambda: threads)
-    used, block, both = set(), whole_attention._block, threading.Barrier(threads, timeout=30)
+    used, block, both = set(), whole_attention.attend_block, threading.Barrier(threads, timeout=30)
 
     def noted(*given):
         if threading.get_ident() not in used:
@@ -99,11 +99,11 @@ def test_blocks_are_shared_by_as_many_threads_as_products_have(monkeypatch, thre
         return block(*given)
 
     expected = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
-    monkeypatch.setattr(whole_attention, "_block", noted)
+    monkeypatch.setattr(whole_attention, "attend_block", noted)
     monkeypatch.setattr(whole_attention, "usable_cores", lambda: threads)
-    whole_attention._threads.cache_clear()
+    whole_attention.block_threads.cache_clear()
     output = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
-    whole_attention._threads.cache_clear()
+    whole_attention.block_threads.cache_clear()
     assert len(used) == threads
     assert mx.array_equal(output, expected)
 
@@ -113,7 +113,7 @@ def test_blocks_that_no_query_sees_are_not_computed(monkeypatch):
     given = arrays(1)
     given[1][:, :, -9:] = mx.nan  # as keys and values of spare room may be
     mask = mx.broadcast_to(mx.arange(POSITIONS) < POSITIONS - 9 - 5, (WIDTH, POSITIONS))
-    monkeypatch.setattr(whole_attention, "_COLUMNS", POSITIONS - 9)
+    monkeypatch.setattr(whole_attention, "COLUMNS", POSITIONS - 9)
     assert mx.isfinite(attend_whole(*given, scale=SCALE, mask=mask, sinks=None)).all()
 
 
@@ -131,12 +131,12 @@ def test_keys_may_be_part_of_a_larger_array():
 @pytest.fixture
 def however_few(monkeypatch):
     monkeypatch.setattr(whole_attention, "LEAST_SCORES", 0)
-    monkeypatch.setattr(whole_attention, "_LEAST_QUERIES", 1)
+    monkeypatch.setattr(whole_attention, "LEAST_QUERIES", 1)
 
 
 @pytest.mark.usefixtures("however_few")
 def test_a_function_that_is_compiled_gets_pieces(monkeypatch):
-    monkeypatch.setattr(whole_attention, "_in_blocks", None)
+    monkeypatch.setattr(whole_attention, "in_blocks", None)
     attend = mx.compile(lambda *given: attend_whole(*given, scale=SCALE, mask=None, sinks=None))
     assert mx.allclose(attend(*arrays(1)), mlx_attention(arrays(1), None), atol=1e-6)
 

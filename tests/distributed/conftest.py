@@ -2,7 +2,7 @@
 
 import pytest
 from groups import build_divisible, workers
-from serving import until
+from waiting import until
 
 from backend.engine.engine import Engine
 from backend.pipeline.served_model import ServedModel

@@ -12,7 +12,8 @@ import grpc.aio
 import pytest
 from engine_driver import make_request, prompt_of
 from groups import Outcome, descendants, grouped, is_alive, take, workers, workers_of
-from serving import Stub, until
+from serving import Stub
+from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.engine_status import EngineState, RequestPhase
@@ -103,7 +104,7 @@ async def test_a_rank_that_hangs_is_told_and_can_be_freed(small_llama, caplog, r
         asyncio.ensure_future(take(engine, make_request(f"b{i}", prompt_of(ENDLESS, i))))
         for i in range(200)
     ]
-    await until(lambda: len(engine._calls.requests) == 201)
+    await until(lambda: len(engine.calls.requests) == 201)
     await until(lambda: engine.status().metrics["turn_s"] >= 1.0)
     async with asyncio.timeout(30.0):
         await engine.free()

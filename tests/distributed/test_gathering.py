@@ -50,9 +50,9 @@ def connected(place):
     "said", [b"", b"\0", b"\0\0\0\x20\0\0\0\0{", b"GET / HTTP/1.1", b"\0\0\0\1\0\0\0\0\xc0"]
 )
 def test_a_stranger_keeps_nobody_waiting(said, monkeypatch):
-    monkeypatch.setattr("backend.engine.distributed.gathering._HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("backend.engine.distributed.gathering.HELLO_TIMEOUT_S", 0.05)
     with pytest.raises(GroupNotFormedError, match=f"{ABSENT}.*within 1 s"):
-        gathered(form_with(ABSENT, 1.0), lambda channel: channel._socket.sendall(said))
+        gathered(form_with(ABSENT, 1.0), lambda channel: channel.socket.sendall(said))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])

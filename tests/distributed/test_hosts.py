@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from groups import build_divisible, is_alive, workers_of
 from one_group import tokens_of_one_group
-from serving import until
 from two_hosts import ADDRESSES, two_hosts
+from waiting import until
 
 from backend.errors import BackendError
 from backend.rank import device_environment, parse, topology_of

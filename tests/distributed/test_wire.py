@@ -286,7 +286,7 @@ def test_a_message_that_comes_in_pieces_is_waited_for_no_longer_than_that(channe
     for place in range(len(whole)):
         with pytest.raises(TimeoutError):
             theirs.receive(0.0)
-        ours._socket.sendall(whole[place : place + 1])
+        ours.socket.sendall(whole[place : place + 1])
     assert theirs.receive(0.0) == Cancel("late")
 
 
@@ -322,6 +322,6 @@ def test_a_machine_that_vanishes_is_noticed_whether_or_not_bytes_are_on_their_wa
 
 def test_a_message_of_absurd_length_closes_the_channel(channels):
     ours, theirs = channels
-    ours._socket.sendall(b"\xff" * 8)
+    ours.socket.sendall(b"\xff" * 8)
     with pytest.raises(ChannelClosedError):
         theirs.receive()

@@ -6,7 +6,8 @@ import re
 import grpc
 import pytest
 from engine_driver import room_for
-from serving import UNENDING, Stderr, code_of, served, stream, until
+from serving import UNENDING, Stderr, code_of, served, stream
+from waiting import until
 
 from backend.core.engine_status import RequestPhase
 from backend.model.checkpoint.weights import memory_bytes

@@ -5,7 +5,8 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from serving import served, until
+from serving import served
+from waiting import until
 
 from backend.cli.app import main
 

@@ -4,7 +4,8 @@ import json
 
 import grpc
 import pytest
-from serving import chat, code_of, served, until, user
+from serving import chat, code_of, served, user
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 

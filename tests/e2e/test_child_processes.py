@@ -2,11 +2,11 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from real_process import TIMEOUT_S, real_backend
+from waiting import wait_until
 
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
@@ -57,14 +57,6 @@ def environment_of(process_id):
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def named(process_id, part):
     return [each for each, command in descendants(process_id).items() if part in command]
 
@@ -92,7 +84,7 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
             model=str(MODEL_DIR), output_dir=str(tmp_path), quantization_type="q4"
         )
         backend.stub.StartQuantization(job, timeout=TIMEOUT_S, metadata=AUTHORISED)
-        (job_process,) = wait_for(lambda: named(pid, b"backend.jobs"))
+        (job_process,) = wait_until(lambda: named(pid, b"backend.jobs"))
         engines = [environment_of(each) for each in named(pid, b"backend.rank")]
         found = {each: environment_of(each) for each in descendants(pid)}
         assert job_process in found

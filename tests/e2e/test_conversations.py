@@ -4,7 +4,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from serving import chat, code_of, until, user
+from serving import chat, code_of, user
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 

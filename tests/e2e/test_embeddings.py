@@ -7,8 +7,9 @@ import grpc
 import mlx.core as mx
 import numpy as np
 import pytest
-from serving import code_of, served, stream, until
+from serving import code_of, served, stream
 from transformers import AutoTokenizer
+from waiting import until
 
 from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
@@ -92,6 +93,7 @@ async def test_a_decoder_without_its_head_embeds_the_same(tmp_path):
         assert vector(await embed(backend)) == pytest.approx(whole, abs=1e-6)
 
 
+@pytest.mark.smoke
 async def test_token_ids_are_read_as_they_are(shared, tiny_models):
     async with shared(tiny_models("llama")) as backend:
         ids = AutoTokenizer.from_pretrained(tiny_models("llama"))(TEXT).input_ids

@@ -2,10 +2,10 @@
 
 import os
 import signal
-import time
 
 import pytest
 from real_process import TIMEOUT_S, real_backend
+from waiting import wait_until
 
 from backend.pb import backend_pb2 as pb
 
@@ -32,10 +32,7 @@ def disk(backend):
 
 def wait_for_writes(backend, before):
     """Wait until an idle server tells that it has written a whole prompt."""
-    end = time.monotonic() + TIMEOUT_S
-    while disk(backend).written_bytes < before + DISK_BYTES // 3:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: disk(backend).written_bytes >= before + DISK_BYTES // 3)
 
 
 def lose_engine(backend):

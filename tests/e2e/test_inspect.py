@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 from click.testing import CliRunner
-from serving import UNENDING, served, until
+from serving import UNENDING, served
+from waiting import until
 
 from backend.cli.app import main
 from backend.pb import backend_pb2 as pb

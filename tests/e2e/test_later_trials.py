@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from nursery import LATER
-from serving import SPOKEN, Stderr, served, stream, undrafted, until
+from serving import SPOKEN, Stderr, served, stream, undrafted
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 

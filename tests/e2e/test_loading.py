@@ -10,7 +10,8 @@ import grpc
 import mlx.core as mx
 import pytest
 from adapters import write_adapter
-from serving import UNENDING, Stderr, code_of, served, stream, until
+from serving import UNENDING, Stderr, code_of, served, stream
+from waiting import until
 
 from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb

@@ -13,7 +13,12 @@ pytestmark = pytest.mark.mlx
 
 
 @pytest.mark.parametrize(
-    "sampling", [{}, {"Temperature": 0.9, "Seed": 7}, {"Grammar": 'root ::= ("ba" | "be"){200}'}]
+    "sampling",
+    [
+        pytest.param({}, marks=pytest.mark.smoke),
+        {"Temperature": 0.9, "Seed": 7},
+        {"Grammar": 'root ::= ("ba" | "be"){200}'},
+    ],
 )
 async def test_a_stream_goes_on_with_the_same_reply(tiny_models, sampling):
     request = pb.PredictOptions(

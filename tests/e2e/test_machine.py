@@ -4,11 +4,11 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from real_process import TIMEOUT_S, real_backends
+from waiting import wait_until
 
 from backend.pb import backend_pb2 as pb
 from common.memory.machine import machine_bytes
@@ -29,14 +29,6 @@ def budget(backend):
 
 def claimed(machine):
     return sum(each.held_bytes + each.budget_bytes for each in machine.backends)
-
-
-def wait_until(condition):
-    """Wait for what the backends tell of themselves, which has no event."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def share_of_machine():

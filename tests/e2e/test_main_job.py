@@ -35,6 +35,7 @@ def markup_free(text: str) -> bool:
     return not any(mark in text for mark in ("<think", "</think", "<tool_call", "<|im_"))
 
 
+@pytest.mark.smoke
 async def test_a_chat_thinks_then_calls_the_tool(backend):
     reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
     assert reply.reasoning.strip()
@@ -124,6 +125,7 @@ async def test_thinking_is_off_in_any_words(backend, metadata):
     assert (reply.reasoning, reply.message) == ("", "Hello, Paris!")
 
 
+@pytest.mark.smoke
 async def test_unary_is_the_fold_of_the_stream(backend):
     requests = [
         chat([user(QUESTION)], tools=[WEATHER_TOOL]),

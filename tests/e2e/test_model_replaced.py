@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import grpc
 import pytest
-from serving import code_of, served, stream, until
+from serving import code_of, served, stream
+from waiting import until
 
 from backend.config import INLINE_REQUEST_BYTES
 from backend.pb import backend_pb2 as pb

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from serving import served, until
+from serving import served
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 from backend.rpc.metrics import MetricsServer

@@ -8,7 +8,8 @@ import threading
 
 import grpc
 import pytest
-from serving import code_of, served, until
+from serving import code_of, served
+from waiting import until
 
 from backend.cache.node_files import FOLDER_NAME
 from backend.pb import backend_pb2 as pb

@@ -8,7 +8,8 @@ from html import escape
 from urllib.parse import urlsplit
 
 import pytest
-from serving import served, until
+from serving import served
+from waiting import until
 
 from backend.cli.client import BackendClient
 from backend.pb import backend_pb2 as pb

@@ -7,6 +7,7 @@ import sys
 import grpc
 import pytest
 from serving import code_of, served
+from waiting import until
 
 from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS
 from backend.model.text.isolated import long_texts
@@ -58,24 +59,18 @@ async def test_forty_texts_without_places_hold_up_no_other_caller(tiny_models, m
         started.append(subprocess.Popen(code, pass_fds=[number]))
         return started[-1]
 
-    monkeypatch.setattr(long_texts, "_start", start)
+    monkeypatch.setattr(long_texts, "start_process", start)
     long = pb.PredictOptions(Prompt=letter * 200_000)
     small = pb.PredictOptions(Prompt="ba", Tokens=3, IgnoreEOS=True)
     async with served(tiny_models("llama")) as backend:
         calls = [asyncio.ensure_future(backend.stub.TokenizeString(long)) for _ in range(40)]
-        await become(lambda: started)
+        await until(lambda: started)
         assert (await backend.stub.Predict(small)).tokens == 3
         assert not any(call.done() for call in calls)
         for call in calls:
             call.cancel()
         await asyncio.wait(calls)
-        await become(lambda: started[0].poll() is not None)
+        await until(lambda: started[0].poll() is not None)
         monkeypatch.undo()
         found = await backend.stub.TokenizeString(long)
         assert found.length > 1000
-
-
-async def become(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -5,7 +5,8 @@ import json
 from itertools import pairwise
 
 import pytest
-from serving import Stderr, chat, served, until, user
+from serving import Stderr, chat, served, user
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 

@@ -6,7 +6,8 @@ import json
 import grpc
 import pytest
 from click.testing import CliRunner
-from serving import UNENDING, chat, code_of, served, until, user
+from serving import UNENDING, chat, code_of, served, user
+from waiting import until
 
 from backend.cli.app import main
 from backend.pb import backend_pb2 as pb

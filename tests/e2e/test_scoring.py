@@ -59,6 +59,7 @@ async def test_candidates_score_as_in_one_pass(tiny_models, networks, family):
         assert "".join(token.token for token in first.tokens).endswith(candidate.strip())
 
 
+@pytest.mark.smoke
 async def test_tokens_that_merge_with_the_prompt_are_scored(shared, tiny_models, networks):
     encode = encoder(tiny_models("llama"))
     prompt, candidate = "du !a", "bo"  # "ab" is one token
@@ -170,6 +171,7 @@ async def rerank(backend, **fields):
     )
 
 
+@pytest.mark.smoke
 async def test_a_reranker_orders_documents_by_yes_against_no(shared, reranker):
     expected = list(expected_relevance(reranker))
     async with shared(reranker) as backend:

@@ -193,6 +193,7 @@ async def test_the_embedded_model_calls_where_it_would_chat(shared):
         assert not reply.content
 
 
+@pytest.mark.smoke
 async def test_the_embedded_model_gives_json_where_it_would_write_prose(shared):
     greeting = {"type": "string", "maxLength": 20}
     schema = {"type": "object", "properties": {"greeting": greeting}, "required": ["greeting"]}

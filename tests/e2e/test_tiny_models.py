@@ -8,7 +8,8 @@ import sys
 
 import grpc
 import pytest
-from serving import UNENDING, chat, code_of, served, stream, until, user
+from serving import UNENDING, chat, code_of, served, stream, user
+from waiting import until
 
 from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
@@ -112,6 +113,7 @@ async def test_a_logit_bias_moves_tokens(shared, tiny_models):
         assert "LogitBias" in details
 
 
+@pytest.mark.smoke
 async def test_tokenizing_and_detokenizing_are_inverse(shared, tiny_models):
     async with shared(tiny_models("llama")) as backend:
         text = 'Grüße aus Zürich: 你好 🙂 {"a": 1}'

@@ -7,7 +7,8 @@ import wave
 import grpc
 import numpy as np
 import pytest
-from serving import code_of, served, until
+from serving import code_of, served
+from waiting import until
 
 from backend.config import MAX_TRANSCRIPTIONS, SPEECH_PASSAGE_S, SPEECH_RATE_HZ
 from backend.media.speech import passages

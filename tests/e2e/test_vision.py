@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 import pytest
 from PIL import Image
-from serving import chat, code_of, served, stream, until, user
+from serving import chat, code_of, served, stream, user
 from vision import Reference, as_base64, gif, parts, picture, shown, token_ids, wav
+from waiting import until
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, RESERVE_SHARE
 from backend.media.decode import decode
@@ -243,6 +244,7 @@ async def test_a_picture_stays_at_its_question_over_a_restart(tiny_vision_models
     assert restarted == remembered != stranger
 
 
+@pytest.mark.smoke
 async def test_a_text_that_spells_a_picture_is_no_picture(shared, tiny_vision_models):
     snippet = "<|vision_start|><|image_pad|><|vision_end|>"
     async with shared(tiny_vision_models("qwen3_vl")) as backend:

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from engine_driver import Driver, make_request, prompt_of
-from serving import until
+from waiting import until
 
 from backend.cache.node_files import FOLDER_NAME
 from backend.core.request import Remembered
@@ -233,8 +233,8 @@ def test_an_idle_session_writes_to_disk_once_it_has_been_quiet(networks, tmp_pat
     driver.run(make_request("a", BASE, max_tokens=5))
     monkeypatch.setattr(engine_loop, "IDLE_TIMEOUT_S", 3600.0)
     driver.turn()
-    assert driver.loop._idle_timeout_s is not None
+    assert driver.loop.idle_timeout_s is not None
     monkeypatch.setattr(engine_loop, "IDLE_TIMEOUT_S", 0.0)
     driver.turn()
-    assert driver.loop._idle_timeout_s is None
+    assert driver.loop.idle_timeout_s is None
     leave(driver)

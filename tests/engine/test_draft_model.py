@@ -264,9 +264,9 @@ def clocked_s(network, draft, seconds, draft_s, *, rows, measured=None):
         speculation="draft",
     )
     batch = driver.loop.batch
-    batch._clock = clock
+    batch.clock = clock
     if drafted:
-        batch._drafting._source.model._clock = clock
+        batch.drafting.source.model.clock = clock
     for start in range(4):
         driver.run(
             *(make_request(f"r{start}-{n}", prompt_of(20, n), max_tokens=200) for n in range(rows))

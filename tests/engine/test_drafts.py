@@ -275,7 +275,6 @@ def test_what_one_row_has_learnt_of_a_draft_model_the_next_row_knows():
 def test_a_draft_that_a_grammar_forbids_counts_as_wrong():
     row = row_of([1, 2])
     row.request = replace(row.request, grammar=Cycle([8], 400))
-    row._matcher = None
     model = ScriptedModel({1: 0.01, 64: 0.01})
     drafting = drafting_of(model, row, speculation="draft")
     for _ in range(30):

@@ -11,7 +11,8 @@ import pytest
 from engine_driver import VOCAB, make_request, prompt_of
 from engine_events import events_of
 from groups import workers
-from serving import until
+from serving import Stderr
+from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.delta import FinishReason
@@ -83,11 +84,8 @@ async def test_the_card_tells_where_prefixes_can_be_taken_up(engine, tiny_models
 async def test_llama4_is_served_one_at_a_time(engine, tiny_models, capfd):
     card = await engine.load(options(tiny_models("llama4")))
     assert not card.batches
-    log = ""
-    while "ChunkedKVCache" not in log:
-        # A thread of the engine process writes it.
-        await asyncio.sleep(0.01)
-        log += capfd.readouterr().err
+    # A thread of the engine process writes it.
+    await Stderr(capfd).holds("ChunkedKVCache")
     requests = [make_request(str(i), prompt_of(5, i), max_tokens=3) for i in range(3)]
     results = await asyncio.gather(*(collect(engine, request) for request in requests))
     assert [len(events) for events in results] == [4, 4, 4]
@@ -209,7 +207,7 @@ async def test_a_load_that_ends_while_it_is_freed_leaves_nothing(engine, tiny_mo
     loading = asyncio.create_task(engine.load(options(tiny_models("llama"))))
     await asyncio.sleep(0)
     # Free comes in the very tick in which the load has ended and its caller does not know yet.
-    while not engine._load_task.done():  # noqa: ASYNC110
+    while not engine.load_task.done():  # noqa: ASYNC110
         await asyncio.sleep(0)
     await engine.free()
     await loading

@@ -11,7 +11,8 @@ import grpc.aio
 import pytest
 from groups import is_alive, workers_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from serving import Stub, until
+from serving import Stub
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 

@@ -63,7 +63,7 @@ class Bench:
 
     @property
     def plan(self) -> Any:
-        return self.loop.batch._caches._plan
+        return self.loop.batch.caches.plan
 
     @property
     def found(self) -> Findings:
@@ -84,7 +84,7 @@ class Bench:
 
     def rest(self) -> None:
         """Leave the session idle until it has tried everything."""
-        self.loop._active_at -= DELAY_S
+        self.loop.active_at -= DELAY_S
         self.turn()
         while not self.loop.is_idle:
             self.turn()

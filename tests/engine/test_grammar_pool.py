@@ -92,7 +92,7 @@ class Asked:
 def asked():
     pool = Asked()
     yield pool
-    for process in pool.pool._idle:
+    for process in pool.pool.idle:
         process.kill()
 
 
@@ -247,7 +247,7 @@ def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
 
 def test_a_process_that_is_killed_is_replaced(asked):
     asked.made("a", Guide(rule=ReplyRule(text='root ::= "a"')))
-    for process in asked.pool._idle:
+    for process in asked.pool.idle:
         os.kill(process.pid, signal.SIGKILL)
     assert takes(asked.made("b", Guide(rule=ReplyRule(text='root ::= "b"'))), "b")
 

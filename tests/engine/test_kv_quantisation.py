@@ -66,7 +66,7 @@ def test_a_prompt_of_one_token_begins_with_quantised_caches_too(networks):
     driver.loop.submit(make_request("one", [5]))
     driver.turn()
     assert driver.loop.status().memory_bytes["kv_active"] > 0
-    assert kinds(driver.loop.batch._caches.layers) == ["QuantizedKVCache"] * 2
+    assert kinds(driver.loop.batch.caches.layers) == ["QuantizedKVCache"] * 2
 
 
 @pytest.mark.parametrize(

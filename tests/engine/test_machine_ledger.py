@@ -178,9 +178,9 @@ class Backend:
 
     def leave(self):
         """End as the kernel ends a process: descriptors are closed, and nothing else."""
-        directory = self.ledger._directory
-        os.close(directory._file)
-        os.close(directory._directory)
+        directory = self.ledger.directory
+        os.close(directory.file)
+        os.close(directory.directory)
 
 
 def settle(*backends):
@@ -346,7 +346,7 @@ def test_one_that_was_stopped_inside_stops_nobody(path, caplog):
     first, second = Backend(path), Backend(path)
     settle(first, second)
     before = second.budget
-    with first.ledger._directory.exclusive(1.0), caplog.at_level(logging.WARNING):
+    with first.ledger.directory.exclusive(1.0), caplog.at_level(logging.WARNING):
         second.ledger.look()
         second.ledger.look()
     assert caplog.text.count("cannot be used now") == 1
@@ -397,21 +397,21 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nobody_takes_more_than_it_has_claimed(self):
         for each in self.backends:
-            assert each.budget <= max(each.ledger._entry.budget, LEAST)
+            assert each.budget <= max(each.ledger.entry.budget, LEAST)
 
     @invariant()
     def a_budget_grows_only_by_what_nobody_has(self):
         for each in self.backends:
-            free = free_bytes(USABLE, [other.ledger._entry for other in self.backends])
-            claimed = each.ledger._entry.budget
+            free = free_bytes(USABLE, [other.ledger.entry for other in self.backends])
+            claimed = each.ledger.entry.budget
             each.ledger.look()
             if len(self.backends) == 1:
                 continue
-            assert each.ledger._entry.budget - claimed <= max(free, LEAST)
+            assert each.ledger.entry.budget - claimed <= max(free, LEAST)
 
     def teardown(self):
         settle(*self.backends)
-        written = [each.ledger._entry for each in self.backends]
+        written = [each.ledger.entry for each in self.backends]
         running = sum(max(each.books.reserved, LEAST) for each in self.backends)
         pool = pool_bytes(USABLE, written)
         taken = sum(each.budget for each in self.backends)

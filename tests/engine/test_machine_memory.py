@@ -106,7 +106,7 @@ def test_a_request_waits_for_memory_of_others_and_says_how_much_it_wants(network
     shared.driver.turn()
     loop = shared.driver.loop
     assert loop.is_idle
-    assert loop._idle_timeout_s is not None
+    assert loop.idle_timeout_s is not None
     assert shared.phases() == [RequestPhase.WAITING]
     wanted = shared.memory["kv_wanted"]
     assert shared.row_bytes // 8 < wanted <= shared.row_bytes

@@ -83,7 +83,7 @@ def test_a_row_that_has_to_pause_as_it_joins_goes_on_later(networks, monkeypatch
         for row in scheduler.active:
             if not paused and row.drawn == 0:
                 paused.append(row)
-                memory._pause(row)
+                memory.pause(row)
 
     monkeypatch.setattr(memory, "before_step", pause_the_first_that_joins)
     limited, *_ = run_watched(driver, requests)

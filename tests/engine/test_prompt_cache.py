@@ -192,7 +192,7 @@ def test_where_the_next_question_parts_outlives_the_reply_that_it_drops(networks
 
 
 def restorable(prefixes, key):
-    return sum(piece.tokens for piece in prefixes._store.preview(key))
+    return sum(piece.tokens for piece in prefixes.store.preview(key))
 
 
 def parted(tokens, place, salt):
@@ -227,7 +227,7 @@ def test_a_failed_restore_is_computed_once_and_never_tried_again(networks, caplo
     def restore(*_):
         raise ValueError("torn")
 
-    driver.loop.prefixes._layout.restore = restore
+    driver.loop.prefixes.layout.restore = restore
     request = make_request("second", BASE)
     outcome = driver.run(request)[0]
     assert outcome.token_ids == cold(networks, "llama", request)[0]
@@ -276,7 +276,7 @@ def test_rows_leave_a_batch_with_plain_caches_of_their_own(networks, family):
     left = []
     driver.loop.prefixes.leave = lambda row: left.append(row.cache) if row.cache else None
     driver.run(*(make_request(f"r{i}", prompt_of(40 + i, salt=i)) for i in range(3)))
-    fresh = driver.loop.prefixes._fresh_caches()
+    fresh = driver.loop.prefixes.fresh_caches()
     assert len(left) == 3
     for caches in left:
         assert [type(cache) for cache in caches] == [type(cache) for cache in fresh]

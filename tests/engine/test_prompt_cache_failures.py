@@ -80,7 +80,7 @@ def test_what_cannot_be_stored_fails_no_request(part, error):
     [expected] = Driver(ExactNetwork("kv", "state"), max_cache_bytes=0).run(request)
     [outcome] = driver.run(request)
     assert (outcome.token_ids, outcome.error) == (expected.token_ids, None)
-    assert not driver.loop.prefixes._store._nodes.held
+    assert not driver.loop.prefixes.store.nodes.held
 
 
 def run_dry(session):

@@ -143,7 +143,7 @@ class Storm:
         assert self.held() <= {row.request_id for row in self.loop.scheduler.rows()}
 
     def held(self):
-        return set(self.loop.prefixes._store._nodes.held)
+        return set(self.loop.prefixes.store.nodes.held)
 
     def outcomes(self):
         return {name: self.driver.outcome(request) for name, request in self.requests.items()}

@@ -9,7 +9,7 @@ import pytest
 from engine_driver import make_request, prompt_of
 from engine_events import events_of
 from groups import GRAMMAR, workers
-from serving import until
+from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.embedding import EmbeddingRequest, Pooling

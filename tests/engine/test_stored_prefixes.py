@@ -47,7 +47,7 @@ def test_a_row_goes_on_with_what_it_has_stored(networks, family):
     driver.loop.submit(request("first", 7, 8, 9, max_tokens=6))
     while not driver.outcomes.get("first"):
         driver.turn()
-    leaves = referring(driver.loop.batch._caches.layers)
+    leaves = referring(driver.loop.batch.caches.layers)
     assert leaves
     assert all(leaf.shared >= len(PREFIX) > leaf.tail for leaf in leaves)
 
@@ -62,7 +62,7 @@ def test_rows_on_one_prefix_hold_it_once_and_draw_the_tokens_of_cold_ones(networ
     shared = []
     while not driver.loop.is_idle:
         driver.turn()
-        ledger = driver.loop.batch._caches._ledger
+        ledger = driver.loop.batch.caches.ledger
         shared.append(len(ledger.current.shared) if ledger and ledger.current else 0)
     assert max(shared) > 0
     cold = Driver(networks(family), batches=False, max_cache_bytes=0).run(*requests)
@@ -177,7 +177,7 @@ def test_a_conversation_is_kept_or_let_go_as_its_caller_says(networks):
     hints = (CacheHint.KEEP, CacheHint.NONE, CacheHint.ONCE, CacheHint.NONE)
     for i, (prompt, hint) in enumerate(zip(prompts, hints, strict=True)):
         driver.run(make_request(f"r{i}", prompt, cache_hint=hint, max_tokens=3))
-    store = driver.loop.prefixes._store
+    store = driver.loop.prefixes.store
     stored = [store.stored(TokenKey.from_ids(prompt)) for prompt in prompts]
     assert stored == [100, 100, 0, 100]
     driver.run(make_request("last", prompt_of(100, salt=9), max_tokens=3))

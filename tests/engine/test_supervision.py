@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_driver import make_request, prompt_of
 from groups import is_alive, workers
-from serving import until
+from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
 from backend.core.engine_status import (

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from serving import until
+from waiting import until
 
 from backend.engine.supervision.supervisor import TurnWatch
 

@@ -4,7 +4,6 @@ More of it: `pytest tests/fuzz --hypothesis-profile=long`.
 """
 
 import os
-import time
 
 import grpc
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from odd_messages import messages
 from real_process import TIMEOUT_S, real_backend
+from waiting import wait_until
 
 from backend.pb import backend_pb2 as pb
 
@@ -92,10 +92,7 @@ def unmoved(loaded):
     """The backend; behind all examples of a test it has to be as it was before them."""
     before = loaded.resident_mb
     yield loaded
-    deadline = time.monotonic() + TIMEOUT_S
-    while not loaded.is_idle():
-        assert time.monotonic() < deadline, "a request was never let go"
-        time.sleep(0.02)
+    wait_until(loaded.is_idle)
     assert loaded.resident_mb < before + MAX_GROWTH_MB
 
 

@@ -126,9 +126,9 @@ def test_a_sound_may_be_so_long_and_no_longer():
 
 def test_many_channels_shorten_what_may_be_decoded():
     assert (
-        audio._max_seconds("Audios[0]", audio.REQUEST_BOUNDS, rate=8_000, channels=1) == MAX_AUDIO_S
+        audio.max_seconds("Audios[0]", audio.REQUEST_BOUNDS, rate=8_000, channels=1) == MAX_AUDIO_S
     )
-    assert audio._max_seconds("Audios[0]", audio.REQUEST_BOUNDS, rate=192_000, channels=8) == 41
+    assert audio.max_seconds("Audios[0]", audio.REQUEST_BOUNDS, rate=192_000, channels=8) == 41
 
 
 def test_samples_that_are_no_numbers_are_refused():

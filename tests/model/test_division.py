@@ -124,7 +124,7 @@ def test_a_long_text_has_the_tokens_of_one_call(name, adds_special):
     tokenizer = TOKENIZERS[name]
     text = "hello world, it is raining in the town\n<|im_end|>12 é " * (3 * PIECE_CHARS // 50)
     assert len(text) > 2 * PIECE_CHARS
-    at_once = tokenizer._hf.encode(text, add_special_tokens=adds_special)
+    at_once = tokenizer.hf.encode(text, add_special_tokens=adds_special)
     assert tokenizer.encode(text, adds_special=adds_special) == at_once
 
 

@@ -115,19 +115,19 @@ def test_others_run_while_a_template_holds_the_lock_of_python():
 def test_a_process_that_was_killed_is_started_again_unseen():
     with contextlib.closing(TemplateProcesses(1)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
-        (process,) = processes._idle
-        process._process.kill()
-        process._process.wait()
+        (process,) = processes.idle
+        process.process.kill()
+        process.process.wait()
         assert template.render([QUESTION], [], {}) == "fine"
-        assert processes._idle not in ([], [process])
+        assert processes.idle not in ([], [process])
 
 
 def test_dead_processes_are_no_second_try():
     with contextlib.closing(TemplateProcesses(2)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
-        processes._idle.append(TemplateProcess())
-        for process in processes._idle:
-            process._process.kill()
+        processes.idle.append(TemplateProcess())
+        for process in processes.idle:
+            process.process.kill()
         assert template.render([QUESTION], [], {}) == "fine"
 
 
@@ -141,7 +141,7 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
 
     def kill_two():
         for _ in range(2):
-            started.get()._process.kill()
+            started.get().process.kill()
 
     with contextlib.closing(TemplateProcesses(1)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
     """Whenever it leaves: before its job, before the prompt, or before those of branches."""
-    monkeypatch.setattr("backend.model.text.isolated.template._GRACE_S", 60.0)
+    monkeypatch.setattr("backend.model.text.isolated.template.GRACE_S", 60.0)
     left, received = threading.Event(), itertools.count(1)
     receive = TemplateProcess.answer
 
@@ -176,7 +176,7 @@ def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
 
     with contextlib.closing(TemplateProcesses(1)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
-        (process,) = processes._idle
+        (process,) = processes.idle
         if answers == 0:
             left.set()
         monkeypatch.setattr(TemplateProcess, "answer", received_while_leaving)
@@ -184,13 +184,13 @@ def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
         thread.start()
         thread.join()
         assert left.is_set()
-        assert processes._idle == [process]
+        assert processes.idle == [process]
         assert template.render([QUESTION], [], {}) == "fine"
 
 
 def test_a_caller_that_leaves_ends_the_rendering():
     template, left, outcome = template_of(LOCKING, seconds=0.2), threading.Event(), []
-    template._seconds = 3600.0
+    template.seconds = 3600.0
 
     def render():
         enter_work(left)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from chat_tokenizers import byte_level, sentencepiece
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
+from waiting import wait_until
 
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
@@ -53,21 +53,21 @@ def small(pattern: str) -> FastTokenizer:
 @pytest.fixture
 def reader():
     """Return a reader, with its process started."""
-    reader = DirectReader(TOKENIZERS["byte level"]._hf)
+    reader = DirectReader(TOKENIZERS["byte level"].hf)
     reader.encode(TEXTS["letters"], adds_special=False)
     return reader
 
 
 def process_of(reader: DirectReader) -> subprocess.Popen[bytes]:
-    (helper,) = reader._elsewhere._idle
-    return helper._process
+    (helper,) = reader.elsewhere.idle
+    return helper.process
 
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_text_without_places_has_the_tokens_of_one_call(name, kind):
     tokenizer, text = TOKENIZERS[name], TEXTS[kind]
-    fast = tokenizer._hf.backend_tokenizer
+    fast = tokenizer.hf.backend_tokenizer
     found = tokenizer.encode(text, adds_special=False)
     if GUARD not in text:
         assert found == fast.encode(text, add_special_tokens=False).ids
@@ -77,12 +77,12 @@ def test_a_text_without_places_has_the_tokens_of_one_call(name, kind):
 
 
 def test_the_process_reads_the_file_and_adds_what_was_added_later(tmp_path, monkeypatch):
-    TOKENIZERS["byte level"]._hf.save_pretrained(tmp_path)
+    TOKENIZERS["byte level"].hf.save_pretrained(tmp_path)
     hf_tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     hf_tokenizer.add_tokens(["世界"])
     defined = []
     monkeypatch.setattr(
-        LongTexts, "_definition", lambda self, path: defined.append(path) or definition(self, path)
+        LongTexts, "definition", lambda self, path: defined.append(path) or definition(self, path)
     )
     tokenizer, text = Tokenizer(hf_tokenizer), TEXTS["Chinese"]
     own = hf_tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
@@ -91,11 +91,11 @@ def test_the_process_reads_the_file_and_adds_what_was_added_later(tmp_path, monk
     assert defined == [str(tmp_path / "tokenizer.json")]
 
 
-definition = LongTexts._definition
+definition = LongTexts.definition
 
 
 def test_a_file_that_another_has_replaced_is_not_believed(tmp_path):
-    TOKENIZERS["byte level"]._hf.save_pretrained(tmp_path)
+    TOKENIZERS["byte level"].hf.save_pretrained(tmp_path)
     hf_tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(small(r"\d").to_str())
     own = hf_tokenizer.backend_tokenizer.encode(TEXTS["digits"], add_special_tokens=False).ids
@@ -151,14 +151,14 @@ def test_a_process_that_was_killed_is_started_again_unseen(reader):
 
 
 def test_a_process_that_is_killed_twice_is_nothing_that_the_caller_did(reader, monkeypatch):
-    start = long_texts._start
+    start = long_texts.start_process
 
     def start_and_stop(number):
         process = start(number)
         threading.Thread(target=process.kill).start()
         return process
 
-    monkeypatch.setattr(long_texts, "_start", start_and_stop)
+    monkeypatch.setattr(long_texts, "start_process", start_and_stop)
     process_of(reader).kill()
     with pytest.raises(HelperLostError, match="try again"):
         reader.encode(TEXTS["letters"], adds_special=False)
@@ -197,18 +197,15 @@ def test_a_lone_surrogate_is_refused_at_any_length(reader, length):
 def test_a_process_ends_with_its_tokenizer():
     texts = LongTexts(small(r"\d"), "")
     texts.columns(Reading.PLAIN, "1")
-    (helper,) = texts._idle
-    process = helper._process
+    (helper,) = texts.idle
+    process = helper.process
     del texts, helper
-    deadline = time.monotonic() + 10
-    while process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: process.poll() is not None)
 
 
 def test_threads_read_at_once_and_get_the_same(reader):
     texts = [f"hello world {number}<|im_end|>" * 50 for number in range(8)]
-    expected = [reader._fast.encode(text, add_special_tokens=False).ids for text in texts]
+    expected = [reader.fast.encode(text, add_special_tokens=False).ids for text in texts]
     found = [[] for _ in texts]
 
     def work(index):
@@ -228,7 +225,7 @@ class Doing(PreTrainedTokenizerFast):
 
 
 def test_a_class_that_does_more_keeps_its_own_way():
-    fast = TOKENIZERS["byte level"]._hf.backend_tokenizer
+    fast = TOKENIZERS["byte level"].hf.backend_tokenizer
     own = reader_of(Doing(tokenizer_object=fast))
     assert isinstance(own, LockedReader)
     direct = reader_of(PreTrainedTokenizerFast(tokenizer_object=fast))
@@ -246,14 +243,14 @@ def test_a_class_that_does_more_keeps_its_own_way():
 @pytest.mark.parametrize("second", ["it is raining in the town", ""])
 @pytest.mark.parametrize("chars", [0, MAX_DIRECT_CHARS])
 def test_pairs_are_cut_as_transformers_cuts_them(limit, side, second, chars):
-    hf_tokenizer = TOKENIZERS["byte level"]._hf
+    hf_tokenizer = TOKENIZERS["byte level"].hf
     direct = DirectReader(hf_tokenizer)
     direct.direct_chars = chars
-    direct._hf.truncation_side = side
+    direct.hf.truncation_side = side
     try:
         found = direct.encode_pair("hello it", second, limit)
     finally:
-        direct._hf.truncation_side = "right"
+        direct.hf.truncation_side = "right"
     fresh = PreTrainedTokenizerFast(
         tokenizer_object=FastTokenizer.from_str(hf_tokenizer.backend_tokenizer.to_str()),
         truncation_side=side,

@@ -111,7 +111,7 @@ def test_a_malformed_pattern_is_refused(tmp_path):
 
 
 def test_without_patterns_nothing_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("backend.model.text.pattern_trial._start", None)
+    monkeypatch.setattr("backend.model.text.pattern_trial.start_process", None)
     assert direct_chars(tmp_path) == MAX_DIRECT_CHARS
     FastTokenizer(models.BPE()).save(str(tmp_path / "tokenizer.json"))
     assert direct_chars(tmp_path) == MAX_DIRECT_CHARS

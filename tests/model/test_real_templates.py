@@ -184,9 +184,9 @@ def test_the_form_of_a_tool_depends_on_no_other(name):
     if not found.supports_tools:
         pytest.skip("it shows no tools")
     tools = list(ODD_TOOLS.values())
-    forms = ToolForms(found._renderer).fitted(tools)
-    assert ToolForms(found._renderer).fitted(tools[::-1]) == forms[::-1]
-    assert found._tool_forms.fitted(tools) == forms
+    forms = ToolForms(found.renderer).fitted(tools)
+    assert ToolForms(found.renderer).fitted(tools[::-1]) == forms[::-1]
+    assert found.tool_forms.fitted(tools) == forms
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -197,7 +197,7 @@ def test_an_ordinary_tool_is_rendered_as_it_is(name):
     tools = [Tool(name=NAME, schema=WELL_FORMED)]
     schemas = [tool.schema for tool in tools]
     turns = to_turns([QUESTION], CallStyle())
-    own = render_with_tools(found._renderer, turns, schemas, {})
+    own = render_with_tools(found.renderer, turns, schemas, {})
     assert found.render([QUESTION], tools, {}) == own
 
 
@@ -252,7 +252,7 @@ def test_a_template_without_tools_gets_them_as_text(name):
     bare = template(name)
     if bare.supports_tools:
         pytest.skip("it shows tools itself")
-    found = ChatTemplate(bare._renderer, bare.text, writes_tools=True)
+    found = ChatTemplate(bare.renderer, bare.text, writes_tools=True)
     evidence = FormatEvidence((), found.text, written_call=found.written_call)
     assert detect(evidence).tools.name == "hermes_json"
     for shape, messages in SHAPES.items():

@@ -6,7 +6,8 @@ import signal
 
 import pytest
 from real_answers import FINDINGS, asked, require_reply
-from serving import served, until
+from serving import served
+from waiting import until
 
 from scripts.real_models.prompts import LONG_PROMPTS
 

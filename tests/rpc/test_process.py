@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from waiting import wait_until
 
 from backend.cli.server_process import free_port
 from backend.pb import backend_pb2 as pb
@@ -70,10 +71,8 @@ class Backend:
 
     def announced(self, pattern):
         """Wait for the line with a number; `Health` answers before there are other servers."""
-        while True:
-            if found := [match[1] for line in self.lines() if (match := pattern.search(line))]:
-                return found[0]
-            time.sleep(0.01)
+        found = wait_until(lambda: list(filter(None, map(pattern.search, self.lines()))))
+        return found[0][1]
 
 
 @pytest.fixture

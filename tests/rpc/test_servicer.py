@@ -8,7 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 from scripted_engine import EOS, PREFILL, TIMEOUT_S, ScriptedEngine, served, steps, stub
-from serving import code_of, until
+from serving import code_of
+from waiting import until
 
 from backend import errors
 from backend.config import (

@@ -5,7 +5,8 @@ import weakref
 import grpc
 import pytest
 from scripted_engine import ScriptedEngine, served, stub
-from serving import code_of, until
+from serving import code_of
+from waiting import until
 
 from backend import errors
 from backend.engine.supervision.open_calls import OpenCalls

@@ -187,7 +187,7 @@ class Driver:
         resources = Resources(keeper, reservations, draft)
         self.loop = EngineLoop(model, fresh_caches, resources, options, self.desk)
         if pass_seconds and not learns_costs:
-            self.loop.batch._drafting.costs = FixedCosts(pass_seconds)
+            self.loop.batch.drafting.costs = FixedCosts(pass_seconds)
         self.outcomes: dict[str, Outcome] = {}
         self.jobs: list[Any] = []
 

@@ -83,7 +83,7 @@ class Nursery:
 
     def close(self) -> None:
         for name, start in self._starts.items():
-            sys.modules[name]._start = start
+            sys.modules[name].start_process = start
         if self._process is not None:
             self._orders.close()
             self._process.wait()
@@ -109,7 +109,7 @@ class Nursery:
     def _replace(self, name: str, start: Callable[..., subprocess.Popen]) -> None:
         if name not in self._starts:
             module = importlib.import_module(name)
-            self._starts[name], module._start = module._start, start
+            self._starts[name], module.start_process = module.start_process, start
 
     def _fork(self, program: str, words: Sequence[str], inherited: Sequence[int]) -> int:
         if self._orders is None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from scripted_engine import server_of
+from waiting import until
 
 from backend.cli.client import BackendClient
 from backend.config import MESSAGE_LIMIT_BYTES
@@ -56,7 +57,7 @@ class Served:
         os.kill(process_id, signal.SIGSTOP)
         try:
             yield
-            await until(lambda: len(self.engine._calls.requests) == count)
+            await until(lambda: len(self.engine.calls.requests) == count)
         finally:
             os.kill(process_id, signal.SIGCONT)
 
@@ -224,13 +225,6 @@ async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:
     except grpc.aio.AioRpcError as error:
         return error.code(), error.details() or ""
     raise AssertionError("the call succeeded")
-
-
-async def until(condition: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
-    """Wait for something that the engine's snapshots show; they have no event to wait for."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 class Stderr:

@@ -44,7 +44,7 @@ def is_whole(compiled, text, vocabulary):
 
 def is_next(matcher, tokens):
     """Tell whether all of these tokens may come next."""
-    return matcher._matcher.validate_tokens(tokens) == len(tokens)
+    return matcher.count_allowed(tokens) == len(tokens)
 
 
 def walk(

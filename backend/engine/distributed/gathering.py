@@ -137,7 +137,7 @@ def software() -> str:
 
 
 _LOOK_INTERVAL_S = 0.1
-_HELLO_TIMEOUT_S = 5.0
+HELLO_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class _Gathering:
         connection.settimeout(None)
         channel = Channel(connection, self._codec)
         try:
-            hello = channel.receive(_HELLO_TIMEOUT_S)
+            hello = channel.receive(HELLO_TIMEOUT_S)
         except (TimeoutError, ChannelClosedError) as error:
             log.warning("a connection from %s sent no hello: %s", channel.peer_address, error)
             channel.close()

@@ -55,7 +55,7 @@ class Drafting:
         self._counters = counters
         self._vocab_size = vocab_size
         self._max_tokens = options.max_draft_tokens
-        self._source = ModelSource(model) if model else None
+        self.source = ModelSource(model) if model else None
         self._rows: Sequence[Row] = ()
         self._drafters: dict[Row, Drafter] = {}
         self._offered: dict[Row, Draft] = {}
@@ -72,7 +72,7 @@ class Drafting:
     @property
     def nbytes(self) -> int:
         """Size of the caches of the draft model."""
-        return self._source.model.nbytes if self._source else 0
+        return self.source.model.nbytes if self.source else 0
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Update the rows of the batch, after some have left or joined."""
@@ -83,8 +83,8 @@ class Drafting:
             if row.params.may_speculate
         }
         self._budget.follow(self._drafters.keys())
-        if self._source is not None:
-            self._source.model.follow(list(self._drafters))
+        if self.source is not None:
+            self.source.model.follow(list(self._drafters))
 
     def see(
         self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow = lambda array: array
@@ -95,8 +95,8 @@ class Drafting:
             rows: The rows of the pass; the tokens that they keep count as fed.
             by_row: Returns an output of a module in the pass as [B, T, n].
         """
-        if self._source is not None:
-            self._source.model.see(rows, counts, by_row)
+        if self.source is not None:
+            self.source.model.see(rows, counts, by_row)
 
     @property
     def may_draft(self) -> bool:
@@ -171,7 +171,7 @@ class Drafting:
         if self._prices is None:
             rows = max(len(self._rows), 1)
             ways = self._keeps_parts, self._packs
-            self._prices = Prices(self.costs, self._source, rows, *ways)
+            self._prices = Prices(self.costs, self.source, rows, *ways)
         return self._prices
 
     @property
@@ -228,12 +228,12 @@ class Drafting:
 
     def _read(self, writable: Mapping[Row, Offer]) -> Mapping[Row, Offer]:
         """Return the rows that the draft model has read; let it read a part of another."""
-        if self._source is None:
+        if self.source is None:
             return {}
-        ready = {row: o for row, o in writable.items() if self._source.is_ready(row)}
+        ready = {row: o for row, o in writable.items() if self.source.is_ready(row)}
         behind = {row: o for row, o in writable.items() if row not in ready}
         if behind:
-            self._read_on(self._source, behind)
+            self._read_on(self.source, behind)
         return ready
 
     def _read_on(self, source: ModelSource, behind: Mapping[Row, Offer]) -> None:
@@ -277,10 +277,10 @@ class Drafting:
 
     def _written(self, plan: Plan) -> Mapping[Row, Draft]:
         """Return the draft model's drafts, each up to the first token that cannot be right."""
-        if not plan.written_depth or self._source is None:
+        if not plan.written_depth or self.source is None:
             return {}
         try:
-            texts = self._source.write(plan.writing, plan.written_depth)
+            texts = self.source.write(plan.writing, plan.written_depth)
         except MODEL_ERRORS as error:
             self._lose_model(error)
             return {}
@@ -297,7 +297,7 @@ class Drafting:
     def _lose_model(self, error: Exception) -> None:
         """Continue without the draft model: no reply depends on it."""
         log.warning("the draft model fails, and drafts no more", exc_info=error)
-        self._source = self._leave = self._prices = None
+        self.source = self._leave = self._prices = None
         self._chances.pop(Source.MODEL, None)
         for drafter in self._drafters.values():
             drafter.leave_out(Source.MODEL)

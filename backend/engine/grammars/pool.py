@@ -193,7 +193,7 @@ class GrammarPool:
         self._note_lock = threading.Lock()
         self._written: LastUsed[bytes, Written] = LastUsed(MAX_KEPT_GRAMMARS)
         self._told: LastUsed[str, str] = LastUsed(MAX_KEPT_GRAMMARS)
-        self._idle: list[WriterProcess] = []
+        self.idle: list[WriterProcess] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -232,7 +232,7 @@ class GrammarPool:
             if isinstance(process := _guarded(self._new_process), BackendError):
                 log.warning("this model cannot follow a grammar: %s", process)
             else:
-                self._idle.append(process)
+                self.idle.append(process)
         else:
             self._serve(key)
         self._work()
@@ -308,12 +308,12 @@ class GrammarPool:
         finally:
             if process.is_alive:
                 with self._lock:
-                    self._idle.append(process)
+                    self.idle.append(process)
 
     def _idle_or_new(self) -> WriterProcess:
         with self._lock:
-            while self._idle:
-                if (process := self._idle.pop()).is_alive:
+            while self.idle:
+                if (process := self.idle.pop()).is_alive:
                     return process
                 process.kill()
         return self._new_process()

@@ -70,9 +70,9 @@ class BatchCaches:
         self.layers: Caches = []
         self.count = 0
         self.keeps_parts = self.can_go_back = self._is_ragged = True
-        self._plan = plan
+        self.plan = plan
         self._column: Column | None = None
-        self._ledger: Ledger | None = None
+        self.ledger: Ledger | None = None
         self._taken: tuple[Sequence[int], Sequence[int]] = [], []
         self._before: list[tuple[UpstreamCache, list[mx.array | None]]] = []
 
@@ -84,7 +84,7 @@ class BatchCaches:
     @property
     def packs(self) -> bool:
         """Whether rows that take fewer tokens than others in a pass are not padded."""
-        return self._plan.packs and self._is_ragged
+        return self.plan.packs and self._is_ragged
 
     def computed(self, counts: Sequence[int]) -> int:
         """Return how many tokens a pass computes that takes `counts` of the rows."""
@@ -107,16 +107,16 @@ class BatchCaches:
         """
         column = Column(list(map(len, inputs)))
         # Compressed keys are read one token at a time.
-        reads_several = column.width == 1 or self._plan.batching is Batching.RAGGED
-        if self._ledger is None or not self.packs or (column.is_even and reads_several):
+        reads_several = column.width == 1 or self.plan.batching is Batching.RAGGED
+        if self.ledger is None or not self.packs or (column.is_even and reads_several):
             self._taken = [column.width] * len(inputs), column.counts
             return column.of(self._take_padded(network, inputs, column.width))
         self._taken = column.counts, column.counts
         self._column = column
-        self._ledger.begin_packed(column)
+        self.ledger.begin_packed(column)
         tokens = mx.array([[token_id] for own in inputs for token_id in own])
         logits = self._starting(network)(tokens, cache=self.layers)
-        self._ledger.advance()
+        self.ledger.advance()
         return logits[:, 0]
 
     def _take_padded(
@@ -157,17 +157,17 @@ class BatchCaches:
 
     def _starting(self, network: Network) -> Network:
         """Return the network for a pass of an idle device."""
-        return partial(early_start, network) if self._plan.starts_early else network
+        return partial(early_start, network) if self.plan.starts_early else network
 
     def _forward(self, network: Network, tokens: mx.array) -> mx.array:
-        if self._ledger is None:
+        if self.ledger is None:
             return network(tokens, cache=self.layers)
-        if tokens.shape[1] > 1 and self._plan.batching is Batching.LATENT:
+        if tokens.shape[1] > 1 and self.plan.batching is Batching.LATENT:
             columns = mx.split(tokens, tokens.shape[1], axis=1)
             return mx.concatenate([self._forward(network, column) for column in columns], axis=1)
-        self._ledger.begin(tokens.shape[1])
+        self.ledger.begin(tokens.shape[1])
         logits = network(tokens, cache=self.layers)
-        self._ledger.advance()
+        self.ledger.advance()
         return logits
 
     @property
@@ -180,13 +180,13 @@ class BatchCaches:
         """Drop each row's latest positions, if all are kept."""
         if not any(counts):
             return
-        if self._ledger is not None:
-            self._ledger.give_back(counts)
+        if self.ledger is not None:
+            self.ledger.give_back(counts)
         for leaf in cache_leaves(self.layers):
             # A ledger counts the positions of the other layers.
             if give_back := class_of(leaf).give_back:
                 give_back(leaf, counts)
-        if self._ledger is not None and self._ledger.wants_review:
+        if self.ledger is not None and self.ledger.wants_review:
             self.regroup(range(self.count), [])
 
     def regroup(self, staying: Sequence[int], arrivals: Sequence[Caches]) -> None:
@@ -199,7 +199,7 @@ class BatchCaches:
         total = len(staying) + len(arrivals)
         if total <= 1:
             alone = self.extract(staying[0]) if staying else next(iter(arrivals), [])
-            self.layers, self._ledger = alone, None
+            self.layers, self.ledger = alone, None
         elif self.count <= 1 or not staying:
             self._merge([self.layers, *arrivals] if staying else arrivals)
         else:
@@ -225,12 +225,12 @@ class BatchCaches:
                 order(leaf)
 
     def _merge(self, rows: Sequence[Caches]) -> None:
-        ledger = Ledger(self._plan.overhead)
-        forms = _RAGGED.get(self._plan.batching, {})
+        ledger = Ledger(self.plan.overhead)
+        forms = _RAGGED.get(self.plan.batching, {})
         merged = partial(_merged, {form: partial(make, ledger) for form, make in forms.items()})
         self.layers = [with_leaves(merged, *column) for column in zip(*rows, strict=True)]
         has_ragged = any(isinstance(leaf, RaggedKV) for leaf in cache_leaves(self.layers))
-        self._ledger = ledger if has_ragged else None
+        self.ledger = ledger if has_ragged else None
         if has_ragged:
             install()
             self._follow([], [list(cache_leaves(caches)) for caches in rows])
@@ -244,7 +244,7 @@ class BatchCaches:
                 leaf.filter(list(staying))
             if column := [leaves[index] for leaves in joining]:
                 leaf.extend(column[0].merge(column))
-        if self._ledger is not None:
+        if self.ledger is not None:
             self._follow(staying, joining)
 
     def _follow(self, staying: Sequence[int], joining: Sequence[Sequence[UpstreamCache]]) -> None:
@@ -255,7 +255,7 @@ class BatchCaches:
             if isinstance(leaf, RaggedKV)
         }
         rows = [_joining([leaves[index] for index in ragged]) for leaves in joining]
-        recipes = self._ledger.regroup(staying, rows) if self._ledger else []
+        recipes = self.ledger.regroup(staying, rows) if self.ledger else []
         for index, leaf in ragged.items():
             leaf.regroup(recipes, [leaves[index] for leaves in joining])
 

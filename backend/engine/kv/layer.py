@@ -239,7 +239,7 @@ class RaggedKV:
         """
         self._ledger = ledger
         self._kind = type(like)
-        self._buffers: dict[Group, Buffers] = {}
+        self.buffers: dict[Group, Buffers] = {}
         self._references: dict[int, Buffers] = {}
         self._written: Pass | None = None
 
@@ -329,7 +329,7 @@ class RaggedKV:
             arrivals: The caches of joining rows, whose arrays are taken over.
         """
         self._keep_references(arrivals)
-        old, self._buffers = self._buffers, {}
+        old, self.buffers = self.buffers, {}
         joining = [self._read(cache) for cache in arrivals]
         known = [*old.values(), *filter(None, joining), *self._references.values()]
         for recipe in recipes:
@@ -341,7 +341,7 @@ class RaggedKV:
             else:
                 pieces = []
             if pieces:
-                self._buffers[group] = in_one(pieces, group)
+                self.buffers[group] = in_one(pieces, group)
 
     def extract(self, row: int) -> UpstreamCache:
         """Return a row's own cache; the only row of a group takes its buffers along."""
@@ -351,7 +351,7 @@ class RaggedKV:
         path = self._ledger.paths[row]
         if path and self._references:
             cache.parts = tuple(Part(self._references[r.source], r.tokens) for r in path)
-        buffers = self._buffers.get(group)
+        buffers = self.buffers.get(group)
         if buffers is not None and len(group.members) > 1:
             buffers = tuple(mx.contiguous(a[place : place + 1, :, :length]) for a in buffers)
         if buffers is not None:
@@ -361,12 +361,12 @@ class RaggedKV:
     @property
     def keys(self) -> mx.array:
         """The keys of one group: a pipeline rank adds its sent data to them."""
-        return next(iter(self._buffers.values()))[0]
+        return next(iter(self.buffers.values()))[0]
 
     @keys.setter
     def keys(self, keys: mx.array) -> None:
-        group, (_, *others) = next(iter(self._buffers.items()))
-        self._buffers[group] = (keys, *others)
+        group, (_, *others) = next(iter(self.buffers.items()))
+        self.buffers[group] = (keys, *others)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -375,17 +375,17 @@ class RaggedKV:
 
     def empty(self) -> bool:
         """Tell whether nothing has been written yet."""
-        return not self._buffers
+        return not self.buffers
 
     @property
     def nbytes(self) -> int:
         """Size of all buffers."""
-        return sum(array.nbytes for buffers in self._buffers.values() for array in buffers)
+        return sum(array.nbytes for buffers in self.buffers.values() for array in buffers)
 
     @property
     def state(self) -> list[mx.array]:
         """All arrays."""
-        return [array for buffers in self._buffers.values() for array in buffers]
+        return [array for buffers in self.buffers.values() for array in buffers]
 
     @property
     def current(self) -> Pass:
@@ -424,10 +424,10 @@ class RaggedKV:
 
     def _write(self, span: Span, new: Buffers) -> None:
         group = span.group
-        buffers = self._buffers.get(group)
+        buffers = self.buffers.get(group)
         if buffers is None:
             buffers = tuple(resized(array[:, :, :0], group.capacity) for array in new)
-        self._buffers[group] = tuple(
+        self.buffers[group] = tuple(
             mx.put_along_axis(
                 resized(buffer, group.capacity),
                 mx.broadcast_to(span.places, array.shape),
@@ -440,19 +440,19 @@ class RaggedKV:
     def _write_rest(self, row: WideRow, new: Buffers) -> None:
         """Write all tokens of a wide row but the first."""
         start, stop = row.length + 1, row.length + row.count
-        buffers = self._buffers[row.group]
+        buffers = self.buffers[row.group]
         for buffer, array in zip(buffers, new, strict=True):
             buffer[row.place : row.place + 1, :, start:stop] = row.queries(array)[:, :, 1:]
 
     def seen_by(self, row: WideRow) -> Buffers:
         """Return the filled positions of the tail of a wide row."""
         stop = row.length + row.count
-        buffers = self._buffers[row.group]
+        buffers = self.buffers[row.group]
         return tuple(array[row.place : row.place + 1, :, :stop] for array in buffers)
 
     def seen(self, span: Span) -> Buffers:
         """Return the filled positions of a group."""
-        return tuple(array[:, :, : span.longest] for array in self._buffers[span.group])
+        return tuple(array[:, :, : span.longest] for array in self.buffers[span.group])
 
     def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
         """Return the stored form of keys and values."""
@@ -527,7 +527,7 @@ class LatentKV(RaggedKV):
 
     def keys_and_values(self) -> tuple[object, object]:
         """Return a stand-in for the compressed keys, and an identity matrix [1, 1, R, R]."""
-        _, positions = next(iter(self._buffers.values()))
+        _, positions = next(iter(self.buffers.values()))
         return self, mx.eye(positions.shape[-1], dtype=positions.dtype)[None, None]
 
     def attend(

@@ -214,7 +214,7 @@ class Channel:
     """Messages to and from one peer; many threads may send, one receives."""
 
     def __init__(self, connection: socket.socket, codec: Codec) -> None:
-        self._socket = connection
+        self.socket = connection
         self._codec = codec
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
@@ -226,7 +226,7 @@ class Channel:
     def peer_address(self) -> str:
         """The address of the other end; empty inside one machine, or if it is gone."""
         try:
-            name = self._socket.getpeername()
+            name = self.socket.getpeername()
         except OSError:
             return ""
         return str(name[0]) if isinstance(name, tuple) else ""
@@ -249,7 +249,7 @@ class Channel:
         try:
             with self._lock:
                 for part in frame.parts():
-                    self._socket.sendall(part)
+                    self.socket.sendall(part)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
 
@@ -273,7 +273,7 @@ class Channel:
 
         def wait() -> None:
             poll = select.poll()
-            poll.register(self._socket, _HANG_UP)
+            poll.register(self.socket, _HANG_UP)
             poll.poll()
             on_hang_up()
 
@@ -282,15 +282,15 @@ class Channel:
     def close(self) -> None:
         """Hang up."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
 
     def _receive_more(self, deadline: float | None) -> None:
         """Wait for bytes."""
         if deadline is not None and not self._has_news(deadline):
             raise TimeoutError
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
+            data = self.socket.recv(_RECEIVE_BYTES)
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
         if not data:
@@ -300,7 +300,7 @@ class Channel:
     def _has_news(self, deadline: float) -> bool:
         # Unlike `select`, it takes descriptors beyond 1023.
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(1000.0 * max(deadline - time.monotonic(), 0.0)))
 
 

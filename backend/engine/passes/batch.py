@@ -279,20 +279,20 @@ class Batch:
         self._network = network
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
-        self._drafting = drafting
+        self.drafting = drafting
         self.note_step: NoteStep = ignore_step
-        self._clock = perf_counter
+        self.clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
         self._has_new = False
-        self._caches = BatchCaches(fresh_caches.plan)
+        self.caches = BatchCaches(fresh_caches.plan)
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
         self._draws = Draws((), vocab_size)
 
     def begin_drafts(self, drafting: Drafting) -> None:
         """Draft for the present rows, and those to come."""
-        self._drafting = drafting
+        self.drafting = drafting
         drafting.follow(self._rows)
 
     @property
@@ -317,23 +317,23 @@ class Batch:
             lost. None, once, between the host's work and the device's, so that threads woken then
             run in parallel: on a CPU, dispatching takes as long as computing.
         """
-        started = self._clock()
+        started = self.clock()
         before, self._flight = self._flight, None
         waits = before is not None and not before.has_landed
-        if wants_drafts := self._drafting is not None and self._drafting.may_draft:
+        if wants_drafts := self.drafting is not None and self.drafting.may_draft:
             # A draft follows the latest token.
             yield _landed(before)
-        regroups = self._clock()
+        regroups = self.clock()
         inputs = self._regroup(before)
         # Rows that join and leave are no cost of drafts.
-        started += self._clock() - regroups
+        started += self.clock() - regroups
         if inputs is None:
             yield ()
             yield _landed(before)
             return
         drafts = self._drafts(before)
-        if self._drafting is not None and drafts:
-            yield from self._verify(self._drafting, drafts)
+        if self.drafting is not None and drafts:
+            yield from self._verify(self.drafting, drafts)
         else:
             logits = self._forward(inputs, before)
             if self._draws.has_grammars:
@@ -348,24 +348,24 @@ class Batch:
                 yield ()
             mx.async_eval(*flight.drawn.arrays)
             yield _landed(before)
-            if self._drafting is not None:
-                self._drafting.see(self._rows, [1] * len(self._rows), self._caches.by_row)
+            if self.drafting is not None:
+                self.drafting.see(self._rows, [1] * len(self._rows), self.caches.by_row)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
-            seconds = self._clock() - started
+            seconds = self.clock() - started
             self.note_step(len(self._rows), seconds)
             self._observe(len(self._rows), seconds)
-        elif self._drafting is not None:
-            self._drafting.settle(self._clock() - started, waits + bool(drafts))
+        elif self.drafting is not None:
+            self.drafting.settle(self.clock() - started, waits + bool(drafts))
 
     def _observe(self, tokens: int, seconds: float) -> None:
-        if self._drafting is not None:
-            self._drafting.observe(len(self._rows), tokens, seconds)
+        if self.drafting is not None:
+            self.drafting.observe(len(self._rows), tokens, seconds)
 
     def _forward(self, inputs: mx.array, before: _Flight | None) -> mx.array:
         """Return the logits [B, V] after one more token of each row, lazily."""
         is_idle = before is None or before.has_landed
-        logits = self._caches.forward(self._network, inputs[:, None], is_idle=is_idle)
+        logits = self.caches.forward(self._network, inputs[:, None], is_idle=is_idle)
         return logits[:, -1].astype(mx.float32)
 
     def _verify(self, drafting: Drafting, drafts: Drafts) -> Landing:
@@ -373,21 +373,21 @@ class Batch:
 
         All tokens up to the first difference from the draft are the row's own.
         """
-        started = self._clock()
-        attempt = Attempt(self._rows, drafts, keeps_parts=self._caches.keeps_parts)
-        logits = self._caches.take(self._network, attempt.inputs).astype(mx.float32)
+        started = self.clock()
+        attempt = Attempt(self._rows, drafts, keeps_parts=self.caches.keeps_parts)
+        logits = self.caches.take(self._network, attempt.inputs).astype(mx.float32)
         mx.async_eval(logits)
         drawn = self._draws.verify(logits, attempt)
         yield ()
         mx.async_eval(*drawn.arrays)
         yield attempt.confirmed(drawn)
         drafting.learn(attempt.accepted)
-        self._caches.keep(attempt.kept)
+        self.caches.keep(attempt.kept)
         self._draws.keep(attempt.kept)
-        drafting.see(self._rows, attempt.kept, self._caches.by_row)
+        drafting.see(self._rows, attempt.kept, self.caches.by_row)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        self._observe(self._caches.computed(attempt.column.counts), self._clock() - started)
+        self._observe(self.caches.computed(attempt.column.counts), self.clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.
@@ -395,10 +395,10 @@ class Batch:
         A row that went back before its own tokens must feed them again, with drafts or without.
         """
         is_read = before is None or before.has_landed
-        if self._drafting is None or not is_read or not self._caches.can_go_back:
+        if self.drafting is None or not is_read or not self.caches.can_go_back:
             return ()
-        caches = self._caches
-        drafts = self._drafting.drafts(keeps_parts=caches.keeps_parts, packs=caches.packs)
+        caches = self.caches
+        drafts = self.drafting.drafts(keeps_parts=caches.keeps_parts, packs=caches.packs)
         return drafts if any(drafts) or any(row.unfed > 1 for row in self._rows) else ()
 
     def land(self) -> list[RowStep]:
@@ -420,12 +420,12 @@ class Batch:
     def clear(self) -> None:
         """Drop all rows and everything in flight."""
         self._rows, self._joining, self._flight = [], [], None
-        self._caches.regroup([], [])
+        self.caches.regroup([], [])
         self._departed = []
 
     def cache_bytes(self) -> int:
         """Return the size of the batch's KV caches, including a draft model's."""
-        return self._caches.nbytes + (self._drafting.nbytes if self._drafting else 0)
+        return self.caches.nbytes + (self.drafting.nbytes if self.drafting else 0)
 
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
         """Build the graph of the next tokens; nothing is computed yet."""
@@ -452,19 +452,19 @@ class Batch:
         if joining:
             parts.append(mx.array([row.token_ids[-1] for row in joining], mx.uint32))
         if joining or len(staying) < len(self._rows):
-            self._caches.regroup(staying, [self._taken_cache(row) for row in joining])
+            self.caches.regroup(staying, [self._taken_cache(row) for row in joining])
             self._rows = [self._rows[i] for i in staying] + joining
             self._has_new = self._has_new or bool(joining)
             self._draws = Draws(self._rows, self._vocab_size)
-            if self._drafting is not None:
-                self._drafting.follow(self._rows)
+            if self.drafting is not None:
+                self.drafting.follow(self._rows)
         return mx.concatenate(parts) if parts else None
 
     def _depart(self, staying: Sequence[int]) -> None:
         """Return their caches to the leaving rows."""
         for i in set(range(len(self._rows))).difference(staying):
             row = self._rows[i]
-            row.hold(self._caches.extract(i))
+            row.hold(self.caches.extract(i))
             self._departed.append(row)
 
     def _taken_cache(self, row: Row) -> Caches:

@@ -44,7 +44,7 @@ class DraftBatch:
             own_vocab_size: Width of its logits; it reads larger ids as another token.
         """
         self.costs = costs
-        self._clock = perf_counter
+        self.clock = perf_counter
         self._network = network
         self._fresh_caches = fresh_caches
         self._own_vocab_size = own_vocab_size
@@ -88,7 +88,7 @@ class DraftBatch:
     def read(self, row: Row, count: int) -> float:
         """Read the next `count` tokens of a row, at most the missing ones; return the seconds."""
         self._settle()
-        started = self._clock()
+        started = self.clock()
         self._part([row])
         caches = self._apart.get(row) or self._fresh_caches()
         first = self._first(row)
@@ -97,7 +97,7 @@ class DraftBatch:
         self._network(mx.array([tokens]), cache=caches)
         mx.eval([cache.state for cache in caches])
         self._apart[row], self._read[row] = caches, first + count
-        seconds = self._clock() - started
+        seconds = self.clock() - started
         self.costs.observe(1, count, seconds)
         return seconds
 
@@ -106,7 +106,7 @@ class DraftBatch:
         self._settle()
         self._part([row for row in self._rows if self.unread(row) > _MOST_UNREAD_TOKENS])
         self._regroup(self._rows, [row for row in rows if row not in self._rows])
-        started = self._clock()
+        started = self.clock()
         self._read |= {row: self._first(row) for row in self._rows}
         unread = [row.token_ids[self._read[row] :] for row in self._rows]
         self._ahead = [list(tokens) for tokens in unread]
@@ -114,7 +114,7 @@ class DraftBatch:
         for ahead, draft in zip(self._ahead, drafts, strict=True):
             ahead += draft[:-1]
         count = len(self._rows)
-        self.costs.observe(count, count, (self._clock() - started) / depth)
+        self.costs.observe(count, count, (self.clock() - started) / depth)
         places = {row: place for place, row in enumerate(self._rows)}
         return [drafts[places[row]] for row in rows]
 

@@ -77,7 +77,7 @@ def _tried(path: Path, size: int, modified_ns: int) -> int:  # noqa: ARG001 (tel
 
 def _trials(path: Path) -> dict[str, int]:
     """Return the patterns of a file, with the length of text that each reads fast."""
-    process = HelperProcess(_start, max_answer_bytes=_MAX_ANSWER_BYTES)
+    process = HelperProcess(start_process, max_answer_bytes=_MAX_ANSWER_BYTES)
     deadline, found, pattern = time.monotonic() + _WAIT_S, {}, ""
     try:
         process.await_start()
@@ -97,7 +97,8 @@ def _answer(process: HelperProcess, deadline: float) -> dict[str, Any]:
     return answer
 
 
-def _start(number: int) -> subprocess.Popen[bytes]:
+def start_process(number: int) -> subprocess.Popen[bytes]:
+    """Start a process that takes its jobs from a file descriptor."""
     return start_python("backend.model.text.isolated.backtracking", number)
 
 

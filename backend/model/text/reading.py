@@ -197,18 +197,18 @@ class DirectReader(Reader):
         Args:
             hf_tokenizer: Owned by this object from now on.
         """
-        self._hf = hf_tokenizer
-        self._fast: FastTokenizer = hf_tokenizer.backend_tokenizer
-        self._fast.no_truncation()
-        self._fast.no_padding()
-        self._fast.encode_special_tokens = hf_tokenizer.split_special_tokens
+        self.hf = hf_tokenizer
+        self.fast: FastTokenizer = hf_tokenizer.backend_tokenizer
+        self.fast.no_truncation()
+        self.fast.no_padding()
+        self.fast.encode_special_tokens = hf_tokenizer.split_special_tokens
         self._has_types = "token_type_ids" in hf_tokenizer.model_input_names
         self._guarding = threading.Lock()
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the ids of a text; a long one is read elsewhere, if it gets no others."""
         if adds_special:
-            fast = self._guarded_reader() if GUARD in text else self._fast
+            fast = self._guarded_reader() if GUARD in text else self.fast
             return columns(fast, Reading.SPECIAL, text)[0]
         return self._columns(Reading.PLAIN, text)[0]
 
@@ -229,20 +229,20 @@ class DirectReader(Reader):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of known ids."""
-        return _decoded(self._hf, ids)
+        return _decoded(self.hf, ids)
 
     def _columns(self, reading: "Reading", text: str, second: str = "") -> list[list[int]]:
         if len(text) + len(second) > self.direct_chars:
-            return self._elsewhere.columns(reading, text, second)
+            return self.elsewhere.columns(reading, text, second)
         is_guarded = reading is Reading.PLAIN and GUARD in text
-        fast = self._guarded_reader() if is_guarded else self._fast
+        fast = self._guarded_reader() if is_guarded else self.fast
         return columns(fast, reading, text, second)
 
     def _within(self, limit: int, texts: Sequence[int]) -> list[int]:
         """Return the indices of tokens to keep: those of the second text give way."""
         second = [index for index, text in enumerate(texts) if text == 1]
         excess = len(texts) - limit
-        cut = second[:excess] if self._hf.truncation_side == "left" else second[-excess:]
+        cut = second[:excess] if self.hf.truncation_side == "left" else second[-excess:]
         return sorted(set(range(len(texts))).difference(cut))
 
     def _guarded_reader(self) -> FastTokenizer:
@@ -253,17 +253,18 @@ class DirectReader(Reader):
     def _guarded(self) -> FastTokenizer:
         from backend.model.text.guard import guarded
 
-        reader = guarded(self._fast, GUARD)
-        reader.encode_special_tokens = self._fast.encode_special_tokens
+        reader = guarded(self.fast, GUARD)
+        reader.encode_special_tokens = self.fast.encode_special_tokens
         return reader
 
     @cached_property
-    def _elsewhere(self) -> "LongTexts":
+    def elsewhere(self) -> "LongTexts":
+        """The processes that read long texts."""
         from backend.model.text.isolated.long_texts import LongTexts
         from backend.model.text.tokenizer_file import TOKENIZER_FILE
 
-        path = Path(self._hf.name_or_path or "") / TOKENIZER_FILE
-        return LongTexts(self._fast, str(path) if path.is_file() else "")
+        path = Path(self.hf.name_or_path or "") / TOKENIZER_FILE
+        return LongTexts(self.fast, str(path) if path.is_file() else "")
 
 
 class LockedReader(Reader):
@@ -273,7 +274,7 @@ class LockedReader(Reader):
 
     def __init__(self, hf_tokenizer: HfTokenizer) -> None:
         """Use a tokenizer, which this object owns from now on."""
-        self._hf = hf_tokenizer
+        self.hf = hf_tokenizer
         self._lock = threading.Lock()
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
@@ -290,7 +291,7 @@ class LockedReader(Reader):
         truncation = False if limit is None else "only_second"
         with self._lock:
             encoded = checked(
-                lambda: self._hf(
+                lambda: self.hf(
                     first, second, max_length=limit, truncation=truncation, verbose=False
                 )
             )
@@ -298,41 +299,41 @@ class LockedReader(Reader):
 
     def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
         """Return the ids of a text with their places and words."""
-        if not self._hf.is_fast:
+        if not self.hf.is_fast:
             raise UnsupportedError("this model's tokenizer does not report the positions of tokens")
         arguments = {"add_special_tokens": False, "return_offsets_mapping": True}
         with self._lock:
-            found = checked(lambda: self._hf(text, verbose=False, **arguments))
+            found = checked(lambda: self.hf(text, verbose=False, **arguments))
         return list(zip(found["input_ids"], found["offset_mapping"], found.word_ids(), strict=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of known ids."""
         with self._lock:
-            return _decoded(self._hf, ids)
+            return _decoded(self.hf, ids)
 
     def _encode_whole(self, text: str, *, adds_special: bool) -> list[int]:
         ids: list[int] = checked(
-            lambda: self._hf.encode(text, add_special_tokens=adds_special, verbose=False)
+            lambda: self.hf.encode(text, add_special_tokens=adds_special, verbose=False)
         )
         return ids
 
     def _encode_guarded(self, text: str, *, adds_special: bool) -> list[int]:
         """Encode a text with guards, as `backend.model.text.guard` explains."""
-        if not self._hf.is_fast:
+        if not self.hf.is_fast:
             parts = [self._encode_whole(part, adds_special=False) for part in text.split(GUARD)]
             before, after = added_ids(self._encode_whole) if adds_special else ((), ())
             return [*before, *chain.from_iterable(parts), *after]
-        own, self._hf._tokenizer = self._hf.backend_tokenizer, self._guarded  # noqa: SLF001
+        own, self.hf._tokenizer = self.hf.backend_tokenizer, self._guarded  # noqa: SLF001
         try:
             return self._encode_whole(text, adds_special=adds_special)
         finally:
-            self._hf._tokenizer = own  # noqa: SLF001
+            self.hf._tokenizer = own  # noqa: SLF001
 
     @cached_property
     def _guarded(self) -> FastTokenizer:
         from backend.model.text.guard import guarded
 
-        return guarded(self._hf.backend_tokenizer, GUARD)
+        return guarded(self.hf.backend_tokenizer, GUARD)
 
 
 def added_ids(encode: Callable[..., Sequence[int]]) -> tuple[Sequence[int], Sequence[int]]:

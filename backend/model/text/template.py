@@ -63,10 +63,10 @@ class ChatTemplate:
             writes_tools: Whether to write tools as text if the template knows none.
         """
         self.text = text
-        self._renderer = renderer
+        self.renderer = renderer
         if abilities is None:
             abilities = probe(renderer, text) if renderer else Abilities()
-        self._tool_forms = ToolForms(renderer) if renderer else None
+        self.tool_forms = ToolForms(renderer) if renderer else None
         self._efforts = Efforts(renderer) if renderer else None
         self._form = abilities.form
         self.writes_tools = writes_tools and not abilities.supports_tools
@@ -88,7 +88,7 @@ class ChatTemplate:
             InvalidRequestError: The template refuses the conversation, with its own message, or
                 would lose a text or the tools, or an option would replace a part of the request.
         """
-        if self._renderer is None or self._tool_forms is None or self._efforts is None:
+        if self.renderer is None or self.tool_forms is None or self._efforts is None:
             raise InvalidRequestError("Messages", _NO_TEMPLATE)
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
@@ -104,9 +104,9 @@ class ChatTemplate:
         try:
             options = self._efforts.fitted(options)
             if not tools:
-                return render(self._renderer, turns, None, options, texts=texts)
-            schemas = self._tool_forms.fitted([dict(tool.schema) for tool in tools])
-            text = render_with_tools(self._renderer, turns, schemas, options, texts=texts)
+                return render(self.renderer, turns, None, options, texts=texts)
+            schemas = self.tool_forms.fitted([dict(tool.schema) for tool in tools])
+            text = render_with_tools(self.renderer, turns, schemas, options, texts=texts)
         except (RenderError, RenderTimeoutError) as error:
             raise InvalidRequestError("Messages", str(error)) from error
         if text is None:

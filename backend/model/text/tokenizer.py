@@ -100,7 +100,7 @@ class Tokenizer:
             hf_tokenizer: Owned by this object from now on.
             bos_id: Begins raw prompts instead of the tokenizer's own BOS.
         """
-        self._hf = hf_tokenizer
+        self.hf = hf_tokenizer
         self._reader = reader_of(hf_tokenizer)
         self._visible: dict[frozenset[int], Sequence[bytes]] = {}
         self.vocabulary = vocabulary_of(hf_tokenizer)
@@ -134,7 +134,7 @@ class Tokenizer:
     @cached_property
     def _table(self) -> PieceTable | None:
         """Read on first use: 260,000 tokens take a second, and engines may never need it."""
-        return _piece_table(self._hf)
+        return _piece_table(self.hf)
 
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
         """Return the token ids of `text`; markers in it become special tokens.
@@ -233,9 +233,9 @@ class Tokenizer:
     @property
     def normalized(self) -> Callable[[str], str] | None:
         """The normaliser, if special tokens are found in its result."""
-        added = self._hf.added_tokens_decoder.values() if self._hf.is_fast else ()
+        added = self.hf.added_tokens_decoder.values() if self.hf.is_fast else ()
         if any(token.normalized and not token.content.isspace() for token in added):
-            normalizer = self._hf.backend_tokenizer.normalizer
+            normalizer = self.hf.backend_tokenizer.normalizer
             return None if normalizer is None else normalizer.normalize_str
         return None
 

@@ -68,7 +68,7 @@ class Rows(RuleBasedStateMachine):
         staying = [row for row in range(len(self.rows)) if row not in leaving]
         arrivals = [[self.arrival(*row, layer) for layer in range(2)] for row in joining]
         before = {
-            group: layer._buffers.get(group)
+            group: layer.buffers.get(group)
             for layer in self.layers[:1]
             for group in self.ledger.groups
         }
@@ -79,7 +79,7 @@ class Rows(RuleBasedStateMachine):
         self.rows = [self.rows[row] for row in staying] + joined
         for recipe in recipes:
             if recipe.is_kept:
-                assert self.layers[0]._buffers.get(recipe.group) is before[recipe.group]
+                assert self.layers[0].buffers.get(recipe.group) is before[recipe.group]
 
     @precondition(lambda self: self.rows)
     @rule(

@@ -82,7 +82,7 @@ class HelperProcess:
         """
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = start(theirs.fileno())
+            self.process = start(theirs.fileno())
         self._socket.settimeout(0.0)
         self._max_answer_bytes = max_answer_bytes
         self._is_ready = False
@@ -91,12 +91,12 @@ class HelperProcess:
     @property
     def pid(self) -> int:
         """The id of the process."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def is_alive(self) -> bool:
         """Whether it is running."""
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def await_start(self) -> None:
         """Wait until the process has finished its imports.
@@ -151,8 +151,8 @@ class HelperProcess:
     def kill(self) -> None:
         """Kill the process."""
         self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def _read(self, count: int, deadline: float, require_reader: Callable[[], None]) -> None:
         """Read until so many bytes of an answer are there."""
@@ -171,7 +171,7 @@ class HelperProcess:
     def _ended(self) -> ProcessEndedError:
         """Return the error for a process that has closed its socket."""
         try:
-            status = self._process.wait(_END_S)
+            status = self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             status = 0
         return ProcessEndedError(was_killed=status in _SIGNALS_FROM_OUTSIDE)

@@ -45,7 +45,8 @@ _MAX_ANSWER_BYTES = 2**30
 _KILLED = "the process that tokenises long texts was killed twice: try again"
 
 
-def _start(number: int) -> subprocess.Popen[bytes]:
+def start_process(number: int) -> subprocess.Popen[bytes]:
+    """Start a process that takes its jobs from a file descriptor."""
     return start_python("backend.model.text.isolated.encoding", number)
 
 
@@ -66,8 +67,8 @@ class LongTexts:
         self._tokenizer = tokenizer
         self._path = path
         self._turn = threading.Lock()
-        self._idle: list[HelperProcess] = []
-        weakref.finalize(self, _kill, self._idle)
+        self.idle: list[HelperProcess] = []
+        weakref.finalize(self, _kill, self.idle)
 
     def columns(self, reading: Reading, text: str, second: str = "") -> list[list[int]]:
         """Return what the tokenizer finds, as `backend.model.text.reading.columns` does.
@@ -112,7 +113,7 @@ class LongTexts:
         except BaseException:
             process.kill()
             raise
-        self._idle.append(process)
+        self.idle.append(process)
         return answer
 
     def _too_long(self) -> InvalidRequestError:
@@ -126,11 +127,11 @@ class LongTexts:
         except (TooLateError, ProcessEndedError):
             process.kill()
         else:
-            self._idle.append(process)
+            self.idle.append(process)
 
     def _idle_or_new(self) -> HelperProcess:
-        while self._idle:
-            process = self._idle.pop()
+        while self.idle:
+            process = self.idle.pop()
             if process.is_alive:
                 return process
             process.kill()
@@ -138,18 +139,19 @@ class LongTexts:
 
     def _new(self) -> HelperProcess:
         """Start a process, and give it the tokenizer."""
-        process = HelperProcess(_start, max_answer_bytes=_MAX_ANSWER_BYTES)
+        process = HelperProcess(start_process, max_answer_bytes=_MAX_ANSWER_BYTES)
         try:
             process.await_start()
-            if not (self._path and self._is_alike(process, self._definition(self._path))):
+            if not (self._path and self._is_alike(process, self.definition(self._path))):
                 # A tokenizer as text takes the interpreter's lock for a third of a second.
-                self._is_alike(process, self._definition(""))
+                self._is_alike(process, self.definition(""))
         except BaseException:
             process.kill()
             raise
         return process
 
-    def _definition(self, path: str) -> Definition:
+    def definition(self, path: str) -> Definition:
+        """Return what a process has to build: the file at a path, or without one the tokenizer."""
         added = [token for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items())]
         return Definition(
             path=path,

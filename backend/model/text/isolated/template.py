@@ -41,10 +41,10 @@ _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 log = logging.getLogger(__name__)
 
 # How long a process may finish a job whose caller has gone, before it is killed.
-_GRACE_S = 0.25
+GRACE_S = 0.25
 
 
-def _start(number: int) -> subprocess.Popen[bytes]:
+def start_process(number: int) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
     return start_python("backend.model.text.isolated.process", number)
 
@@ -54,7 +54,7 @@ class TemplateProcess(HelperProcess):
 
     def __init__(self) -> None:
         """Start the process."""
-        super().__init__(_start, max_answer_bytes=_MAX_ANSWER_BYTES)
+        super().__init__(start_process, max_answer_bytes=_MAX_ANSWER_BYTES)
 
     def answer(
         self, deadline: float, require_reader: Callable[[], None] = require_caller
@@ -77,7 +77,7 @@ class TemplateProcesses:
         Args:
             count: Maximum number of processes.
         """
-        self._idle: list[TemplateProcess] = []
+        self.idle: list[TemplateProcess] = []
         self._has_started = False
         self._room = threading.Semaphore(count)
         self._lock = threading.Lock()
@@ -87,12 +87,12 @@ class TemplateProcesses:
         with self._lock:
             if not self._has_started:
                 self._has_started = True
-                self._idle.append(TemplateProcess())
+                self.idle.append(TemplateProcess())
 
     def close(self) -> None:
         """Kill the idle processes."""
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self.idle = self.idle, []
         for process in idle:
             process.kill()
 
@@ -124,7 +124,7 @@ class TemplateProcesses:
         try:
             answer, branches = talk.held(data, seconds)
         except AbandonedError:
-            is_whole = talk.is_finished(time.monotonic() + _GRACE_S)
+            is_whole = talk.is_finished(time.monotonic() + GRACE_S)
             self._keep_or_kill(talk.process, is_whole=is_whole)
             raise
         except BaseException:
@@ -138,12 +138,12 @@ class TemplateProcesses:
             process.kill()
             return
         with self._lock:
-            self._idle.append(process)
+            self.idle.append(process)
 
     def _idle_or_new(self) -> TemplateProcess:
         with self._lock:
-            while self._idle:
-                process = self._idle.pop()
+            while self.idle:
+                process = self.idle.pop()
                 if process.is_alive:
                     return process
                 process.kill()
@@ -218,7 +218,7 @@ class IsolatedTemplate(ChatTemplate):
             processes: Processes to render it in.
         """
         self._source = source
-        self._seconds = seconds
+        self.seconds = seconds
         self._processes = processes
         self._abilities = self._found()
         super().__init__(None, source.with_tools, self._abilities, writes_tools=writes_tools)
@@ -247,7 +247,7 @@ class IsolatedTemplate(ChatTemplate):
             self._source, self._abilities, tuple(messages), later, tuple(tools), dict(options)
         )
         try:
-            answer, others = self._processes.run(job, self._seconds)
+            answer, others = self._processes.run(job, self.seconds)
         except (TooLateError, ProcessEndedError) as error:
             raise self._error(error) from error
         if not isinstance(answer, str):
@@ -257,7 +257,7 @@ class IsolatedTemplate(ChatTemplate):
 
     def _found(self) -> Abilities:
         try:
-            found, _ = self._processes.run(Job(self._source), self._seconds)
+            found, _ = self._processes.run(Job(self._source), self.seconds)
         except (TooLateError, ProcessEndedError) as error:
             log.warning("%s", self._problem(error))
             return Abilities()
@@ -271,5 +271,5 @@ class IsolatedTemplate(ChatTemplate):
 
     def _problem(self, error: Exception) -> str:
         if isinstance(error, TooLateError):
-            return f"the chat template takes longer than {self._seconds:g} s"
+            return f"the chat template takes longer than {self.seconds:g} s"
         return _ENDED
