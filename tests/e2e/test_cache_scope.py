@@ -99,8 +99,8 @@ async def test_by_option_the_model_identity_is_the_scope(tiny_models):
 
 
 @pytest.mark.parametrize("scope", ["x" * 129, "a\nb"])
-async def test_a_scope_is_a_short_name(tiny_models, scope):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_scope_is_a_short_name(shared, tiny_models, scope):
+    async with shared(tiny_models("llama")) as backend:
         code, details = await code_of(backend.stub.Predict(raw(cache_scope=scope)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == "Metadata['cache_scope']: must be at most 128 printable characters"

@@ -33,10 +33,10 @@ def as_sent(message):
 
 @pytest.mark.parametrize("name", ["one_call", "mistral", "hermes_tool_use"])
 @pytest.mark.parametrize("messages", [TWO_CALLS, ANSWERED], ids=["pending", "answered"])
-async def test_a_history_with_two_calls_is_answered(tiny_models, name, messages):
+async def test_a_history_with_two_calls_is_answered(shared, tiny_models, name, messages):
     options = [f"chat_template:{TEMPLATES / f'{name}.jinja'}"]
     request = chat([as_sent(message) for message in messages], tools=[WEATHER.schema], Tokens=2)
-    async with served(tiny_models("llama"), Options=options) as backend:
+    async with shared(tiny_models("llama"), Options=options) as backend:
         assert (await backend.stub.Predict(request)).tokens <= 2
         assert (await backend.stub.TokenizeString(request)).length > 50
 

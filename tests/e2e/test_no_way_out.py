@@ -58,18 +58,20 @@ def chat(content, **fields):
 
 
 @pytest.mark.parametrize("field", ["Images", "Audios", "Videos"])
-async def test_media_are_payloads_and_neither_paths_nor_addresses(tiny_models, trap, secret, field):
+async def test_media_are_payloads_and_neither_paths_nor_addresses(
+    shared, tiny_models, trap, secret, field
+):
     references = (str(secret), secret.as_uri(), trap, "~/.ssh/id_rsa", f"data:text/plain,{trap}")
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         for reference in references:
             code, details = await code_of(backend.stub.Predict(raw(**{field: [reference]})))
             assert code in REFUSED
             assert CONTENT not in details
 
 
-async def test_references_in_text_stay_text(tiny_models, trap, secret):
+async def test_references_in_text_stay_text(shared, tiny_models, trap, secret):
     texts = (f"@{secret}", f"{{% include '{secret}' %}}", f"![x]({trap})", f"<img src='{trap}'>")
-    async with served(tiny_models("llama")) as backend:
+    async with shared(tiny_models("llama")) as backend:
         for text in texts:
             assert (await backend.stub.Predict(chat(text))).tokens == 2
             reply = await backend.stub.TokenizeString(raw(Prompt=text))
@@ -78,8 +80,8 @@ async def test_references_in_text_stay_text(tiny_models, trap, secret):
 
 
 @pytest.mark.parametrize("key", ["$ref", "$schema", "$id"])
-async def test_a_schema_fetches_nothing(tiny_models, trap, secret, key):
-    async with served(tiny_models("llama")) as backend:
+async def test_a_schema_fetches_nothing(shared, tiny_models, trap, secret, key):
+    async with shared(tiny_models("llama")) as backend:
         for reference in (trap, secret.as_uri(), str(secret)):
             schema = json.dumps({"type": "integer", key: reference})
             call = backend.stub.Predict(raw(Grammar=schema))
@@ -89,11 +91,11 @@ async def test_a_schema_fetches_nothing(tiny_models, trap, secret, key):
                 assert error.code() in REFUSED  # noqa: PT017 (it may also be taken, and ignored)
 
 
-async def test_template_variables_are_values(tiny_models, secret):
+async def test_template_variables_are_values(shared, tiny_models, secret):
     source = f"{{% include '{secret}' %}}{{{{ ''.__class__ }}}}"
     for name in ("chat_template", "messages"):
         kwargs = json.dumps({name: source})
-        async with served(tiny_models("llama")) as backend:
+        async with shared(tiny_models("llama")) as backend:
             request = chat("ba", Metadata={"chat_template_kwargs": kwargs})
             code, details = await code_of(backend.stub.Predict(request))
             assert (code, CONTENT in details) == (grpc.StatusCode.INVALID_ARGUMENT, False)

@@ -1,6 +1,7 @@
 """Valid outputs of every format, damaged: a marker or quote dropped, doubled, swapped, or the last.
 
-`pytest tests/output/test_damage.py --hypothesis-profile=long` looks further.
+Character by character, a fourth of them are read: `pytest tests/output --hypothesis-profile=long`
+reads all, and looks further.
 """
 
 import json
@@ -76,7 +77,8 @@ def is_strict(arguments):
 def check(spec, text, caplog, stop=FinishReason.STOP):
     """Play a damaged reply, and return it if all is well."""
     content, reasoning, calls, finish = found = played(spec, [text], stop)
-    assert played(spec, text, stop) == found, text
+    if golden.is_sampled(text):
+        assert played(spec, text, stop) == found, text
     assert all(record.levelno < logging.ERROR for record in caplog.records), text
     assert "\N{REPLACEMENT CHARACTER}" not in f"{content}{reasoning}{calls}", text
     if finish is FinishReason.TOOL_CALLS:

@@ -15,7 +15,7 @@ FILES = {
     name: list(cases)
     for name, cases in groupby(CASES, key=lambda case: case.case_id.partition("/")[0])
 }
-MAX_SPREAD_CUTS = 20
+MAX_SPREAD_CUTS = 20 if golden.is_long() else 6
 MARKER = re.compile(r"<[^<>\s]{1,40}>?|\[/?[A-Z_]+\]|◁[^▷]*▷|[`\"]{3}")
 # The thoughts of the first three are tested with the family that owns the reply.
 UNTESTED = {"harmony", "xtml_think", "muse", "none"}

@@ -4,6 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
+
+from hypothesis import settings
 
 from backend.core.delta import Delta, Finish, FinishReason
 from backend.formats.format import FormatEvidence, ToolFormat
@@ -16,6 +19,7 @@ from backend.output.reply import ReplySpec
 from backend.output.reply_format import OutputFormat
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+LONG_EXAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +79,16 @@ def play(
 ) -> Completion:
     """Feed a reply chunk by chunk and fold what comes out."""
     return replay.fold(stream(spec, chunks, stop))
+
+
+def is_long() -> bool:
+    """Tell whether this is a run with `--hypothesis-profile=long`."""
+    return settings.default.max_examples > LONG_EXAMPLES
+
+
+def is_sampled(*text: str) -> bool:
+    """Tell whether a costly look at a text is due: at one in four, in a long run at all."""
+    return is_long() or crc32("\0".join(text).encode("utf-8", "surrogatepass")) % 4 == 0
 
 
 def named_calls(completion: Completion) -> tuple[tuple[str, str], ...]:
