@@ -50,7 +50,7 @@ test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_F
 # Named, so that nothing else is collected.
 SMOKE := tests/test_host_suite.py $(addprefix tests/e2e/test_,lost_engine.py main_job.py structure.py embeddings.py scoring.py tiny_models.py vision.py)
 
-smoke: $(STAMP) ## Run the contract, one request of each kind and a lost engine, in under a minute
+smoke: $(STAMP) ## Run the contract, one request of each kind and a lost engine
 	$(PYTEST) -m smoke $(SMOKE) $(PYTEST_FLAGS)
 
 test-fast: $(STAMP) ## Run the fast tests without MLX, in seconds

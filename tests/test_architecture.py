@@ -188,8 +188,8 @@ def test_no_variable_of_tests_is_read_by_the_product():
 TEST_CEILINGS = {
     "private attributes": 3,
     "private patches": 3,
-    "patches": 103,
-    "waits for a time": 6,
+    "patches": 105,
+    "waits for a time": 8,
 }
 """The counts in `tests` may fall, and then these fall with them."""
 

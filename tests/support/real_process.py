@@ -13,7 +13,7 @@ from backend.cli.server_process import ServerProcess, server_command
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 MEGABYTE = 1e6
 
 

@@ -96,8 +96,10 @@ class WalkTracer:
         self.modules = None
 
     def note(self, frame, event, _argument):
+        if event != "call":
+            return
         call = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if event != "call" or not call[0].startswith(("backend.", "common.")):
+        if not call[0].startswith(("backend.", "common.")):
             return
         if call == self.first and self.modules is None:
             # A coroutine that goes on is called again.
