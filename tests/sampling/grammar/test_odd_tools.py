@@ -49,7 +49,7 @@ class Model:
                 if not offered.weaken():
                     raise
             else:
-                offered.tell()
+                offered.log_notes()
                 return found
 
     def refusal(self, tools):
