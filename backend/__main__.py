@@ -20,8 +20,7 @@ from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
 from common.directories import state_directory
-from common.memory.garbage import LASTING
-from common.memory.heap import share_heaps
+from common.machine_memory import LASTING, share_heaps
 from common.options import ADDRESS_SYNONYMS, described, unknown_options
 from common.process import (
     StopRequest,
@@ -173,7 +172,7 @@ async def _exit_code(
 async def _model_failed(config: ServerConfig, address: str) -> None:
     """Load the model of the command line; return if that fails, and never otherwise."""
     if config.model:
-        from backend.rpc.health import load
+        from backend.rpc.server import load
 
         if not await load(address, config.model, config.auth_token):
             return

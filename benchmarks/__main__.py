@@ -12,37 +12,35 @@ import click
 
 from benchmarks.agents import tables as agents
 from benchmarks.cases import (
-    decode,
+    decode_speed,
     load,
     prefill,
-    quantised,
     ragged,
     real,
     routing_cost,
     speculation,
-    startup,
     storm,
     streams,
     structure,
 )
+from benchmarks.harness.bench_report import load as machine_load
+from benchmarks.harness.bench_report import machine, print_table
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import ensure_built
-from benchmarks.harness.report import load as machine_load
-from benchmarks.harness.report import machine, print_table
 from benchmarks.prompt_cache import reuse as prompt_cache
 
 FULL = Settings(runs=5, is_quick=False)
 QUICK = Settings(runs=3, is_quick=True)
 
 BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
-    "startup": startup.measure,
+    "startup": load.measure_startup,
     "load": load.measure,
-    "decode": decode.measure,
+    "decode": decode_speed.measure,
     "streams": streams.measure,
     "prefill": prefill.measure,
     "prompt_cache": prompt_cache.measure,
     "ragged": ragged.measure,
-    "quantised": quantised.measure,
+    "quantised": decode_speed.measure_quantised,
     "real": real.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,

@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 from backend.engine.distributed.topology import local_hosts
+from benchmarks.harness.bench_report import machine, print_table
 from benchmarks.harness.figure import Figure, Settings, at_most
 from benchmarks.harness.models import ROOT, WIDE, ensure_built
-from benchmarks.harness.report import machine, print_table
 from benchmarks.harness.served import served
 from benchmarks.harness.workload import Sampling, Workload
 

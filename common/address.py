@@ -1,4 +1,7 @@
-"""Listening addresses: `HOST:PORT`, or `unix:PATH` for a socket file."""
+"""Listening addresses: `HOST:PORT`, or `unix:PATH` for a socket file.
+
+An address that cannot be used raises `AddressError`, whose message says why.
+"""
 
 import errno
 import re
@@ -29,11 +32,7 @@ class AddressError(Exception):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host (in brackets if it is an IPv6 address) and the port of `HOST:PORT`.
-
-    Raises:
-        AddressError: It is malformed; the message says how to write it.
-    """
+    """Return the host (in brackets if it is an IPv6 address) and the port of `HOST:PORT`."""
     if scheme := _SCHEME.fullmatch(address):
         raise AddressError(address, f"it has a scheme; write {scheme[1].split('/')[0]}")
     host, colon, port = address.rpartition(":")
@@ -50,11 +49,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def completed(address: str) -> str:
-    """Return an address with the default port if it has none.
-
-    Raises:
-        AddressError: It is malformed; the message says how to write it.
-    """
+    """Return an address with the default port if it has none."""
     if socket_path(address) is not None:
         return address
     is_bare = address and not address.isdecimal() and not re.search(r"[:/\s]", address)
@@ -64,11 +59,7 @@ def completed(address: str) -> str:
 
 
 def socket_path(address: str) -> Path | None:
-    """Return the path of `unix:PATH` or `unix:///PATH`, or `None` for an address with a port.
-
-    Raises:
-        AddressError: The path is longer than systems allow.
-    """
+    """Return the path of `unix:PATH` or `unix:///PATH`, or `None` for an address with a port."""
     match = _UNIX.fullmatch(address)
     if match is None:
         return None
@@ -90,11 +81,7 @@ def bind_problem(error: OSError) -> str:
 
 
 def probe_port(address: str, host: str, port: int) -> None:
-    """Bind an address and release it again.
-
-    Raises:
-        AddressError: It cannot be bound; the message gives the system's reason.
-    """
+    """Bind an address and release it again."""
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     with socket.socket(family) as probe:
         try:

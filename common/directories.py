@@ -37,9 +37,9 @@ def state_directory(
 
 
 def _home(environment: Mapping[str, str]) -> Path:
-    told = Path(environment.get("HOME", ""))
-    if told.is_absolute():
-        return told
+    given = Path(environment.get("HOME", ""))
+    if given.is_absolute():
+        return given
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError:  # a container may run as a user without an entry

@@ -1,4 +1,4 @@
-"""Limits the length of messages."""
+"""The log: short messages, written by a thread of their own, and those that are said once."""
 
 import io
 import logging
@@ -63,7 +63,6 @@ class LineWriter:
         Args:
             descriptor: The descriptor to write to. A pipe or a socket is made non-blocking,
                 because C code writes to it as well.
-            count_line: Formats the line that reports a number of dropped lines.
         """
         refuse_instead_of_waiting(descriptor)
         self._descriptor = descriptor
@@ -203,11 +202,6 @@ class WriterHandler(logging.Handler):
     """Formats records on the calling thread and writes them on another."""
 
     def __init__(self, descriptor: int) -> None:
-        """Start the thread.
-
-        Args:
-            descriptor: The descriptor to write to.
-        """
         super().__init__()
         self.setFormatter(OneLineFormatter())
         self.writer = LineWriter(descriptor, self._count_line)
@@ -238,11 +232,6 @@ class LineStream(io.TextIOBase):
     errors = "backslashreplace"
 
     def __init__(self, writer: LineWriter) -> None:
-        """Start without text.
-
-        Args:
-            writer: Takes the lines.
-        """
         self._writer = writer
         self._begun = ""
         self._lock = threading.RLock()

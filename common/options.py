@@ -24,8 +24,6 @@ def nearest(name: str, known: Collection[str], synonyms: Mapping[str, str]) -> s
 
     Args:
         name: As written, such as `--adr`.
-        known: Options that exist.
-        synonyms: Other programs' names of options, mapped to the names here.
     """
     if name in synonyms:
         return synonyms[name]

@@ -1,4 +1,4 @@
-"""The processor cores available to this process."""
+"""This process: its cores, its environment, its parent, and threads of its own."""
 
 import asyncio
 import fcntl
@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from common.control_groups import ControlGroup, control_groups
+from common.machine_memory import ControlGroup, control_groups
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -153,7 +153,6 @@ def exit_with_parent(interval_s: float, recorded: int | None = None) -> None:
     A thread checks, so that a busy event loop cannot keep an orphan alive.
 
     Args:
-        interval_s: Time between checks.
         recorded: The parent at an earlier time, if known: if it has changed, the process ends now.
     """
     parent = os.getppid() if recorded is None else recorded

@@ -1,4 +1,4 @@
-"""The caller of the current work: its address, and whether it is still waiting."""
+"""Parts of a gRPC server: callers, authentication, model identity, late services."""
 
 import asyncio
 import hmac

@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULE_CEILING = 800
+MODULE_FLOOR = 40
+PACKAGE_FILES = ("__init__.py", "__main__.py")
 FUNCTION_CEILING = 55
 FUNCTION_P90 = 16
 SOURCES = [
@@ -25,7 +27,7 @@ ENVIRONMENT_READERS = {
         "jobs/__main__.py",
         "cli/serve.py",
         "cli/doctor.py",
-        "cli/commands/fit.py",
+        "cli/fit.py",
     )
 }
 
@@ -33,6 +35,29 @@ ENVIRONMENT_READERS = {
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_module_is_longer_than_the_ceiling(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MODULE_CEILING
+
+
+def test_files_have_names_of_their_own():
+    names = Counter(path.name for path in SOURCES if path.name not in PACKAGE_FILES)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def is_program(path):
+    """Tell whether a file is run by its path or as a module, by a person or a build tool."""
+    return path == ROOT / "scripts" / "build_hook.py" or "\nif __name__ == " in path.read_text(
+        encoding="utf-8"
+    )
+
+
+def test_files_hold_a_whole_concept():
+    short = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if path.name not in PACKAGE_FILES
+        and len(path.read_text(encoding="utf-8").splitlines()) < MODULE_FLOOR
+        and not is_program(path)
+    ]
+    assert short == []
 
 
 def test_functions_are_short_and_nine_of_ten_are_very_short():

@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from backend.config import TuningOptions
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from backend.rpc.parsing.tuning_options import tuning_options
+from backend.rpc.parsing.load_options import tuning_options
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "start" / "localai.md").read_text(encoding="utf-8")

@@ -1,4 +1,7 @@
-"""Digests of known content, in a file that survives a restart."""
+"""Digests of known content, in a file that survives a restart.
+
+A file that the system refuses, or that is another file, raises `OSError`.
+"""
 
 import os
 import re
@@ -33,11 +36,7 @@ class DigestFile:
         self._limit = limit
 
     def read(self) -> list[bytes]:
-        """Return the latest digests, the oldest first; damaged lines are skipped.
-
-        Raises:
-            OSError: The file cannot be read, or is another file.
-        """
+        """Return the latest digests, the oldest first; damaged lines are skipped."""
         try:
             with self._opened() as descriptor:
                 start = max(len(_MARK), os.fstat(descriptor).st_size - self._max_bytes)
@@ -48,11 +47,7 @@ class DigestFile:
         return found[-self._limit :]
 
     def add(self, digest: bytes) -> None:
-        """Append a digest.
-
-        Raises:
-            OSError: The file cannot be written, or is another file.
-        """
+        """Append a digest."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._opened(os.O_CREAT) as descriptor:
             os.write(descriptor, _line(digest))

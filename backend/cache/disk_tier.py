@@ -11,11 +11,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, assert_never
+from typing import BinaryIO, TypeAlias
 
 from backend.cache.kv import PlainSegment
 from backend.cache.node_files import (
@@ -81,7 +81,6 @@ class NodeDirectory:
 
     Attributes:
         bytes: The size of the files of all models at the last refresh.
-        damaged: The number of quarantined files.
         written_bytes: The bytes of all arrays written.
     """
 
@@ -89,8 +88,6 @@ class NodeDirectory:
         """Create a folder in the directory; nothing else in the directory is ever touched.
 
         Args:
-            root: Shared by all models, and possibly by other programs.
-            fingerprint: Identifies the model of these nodes.
             budget_bytes: The maximum size of the files of all models.
 
         Raises:
@@ -159,7 +156,6 @@ class NodeDirectory:
         """Return the nodes on the path of a prompt beyond its known tokens.
 
         Args:
-            key: The prompt.
             known: The number of its tokens that need not be read.
             ends_at_snapshot: Whether nodes after the last snapshot are useless.
         """
@@ -314,32 +310,16 @@ Deliver: TypeAlias = Callable[[Sequence[StoredNode]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Write:
-    node: StoredNode
-
-
-@dataclass(frozen=True, slots=True)
 class _Read:
     key: TokenKey
     known: int
     deliver: Deliver
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
-_Job: TypeAlias = _Write | _Read | _Stop
-
-
-@dataclass(order=True, slots=True)
-class _Queued:
-    """Reads come first, because requests wait for them; the stop comes last."""
-
-    rank: int
-    number: int
-    job: _Job = field(compare=False)
+_Job: TypeAlias = StoredNode | _Read | None
+"""A node to write, a prompt to read for, or the end of the thread."""
+# Requests wait for reads; the stop comes last.
+_READ_RANK, _WRITE_RANK, _STOP_RANK = range(3)
 
 
 class DiskTier:
@@ -365,7 +345,7 @@ class DiskTier:
         self._directory = directory
         self._tell = tell
         self._ends_at_snapshots = ends_at_snapshots
-        self._jobs: queue.PriorityQueue[_Queued] = queue.PriorityQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, _Job]] = queue.PriorityQueue()
         self._numbers = count()
         self._lock = threading.Lock()
         self._pending_bytes = 0
@@ -389,7 +369,7 @@ class DiskTier:
             if not self.is_open or (is_too_much and self._pending_bytes):
                 return False
             self._pending_bytes += node.segment.nbytes
-        self._put(1, _Write(node))
+        self._put(_WRITE_RANK, node)
         return True
 
     def count_dropped(self) -> None:
@@ -407,24 +387,22 @@ class DiskTier:
         """Look for the path of a prompt; false if the tier is closed.
 
         Args:
-            key: The prompt.
-            known: The number of its tokens in memory.
             deliver: Called once, on the tier's thread, with the nodes found, possibly none.
         """
         with self._lock:
             if self.is_open:
-                self._put(0, _Read(key, known, deliver))
+                self._put(_READ_RANK, _Read(key, known, deliver))
             return self.is_open
 
     def close(self, timeout_s: float) -> None:
         """Write the queued nodes and end the thread, or abandon it after the timeout."""
-        self._put(2, _Stop())
+        self._put(_STOP_RANK, None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.warning("prompt cache: the disk is too slow, unwritten nodes are lost")
 
     def _put(self, rank: int, job: _Job) -> None:
-        self._jobs.put(_Queued(rank, next(self._numbers), job))
+        self._jobs.put((rank, next(self._numbers), job))
 
     def _run(self) -> None:
         try:
@@ -436,10 +414,11 @@ class DiskTier:
     def _work(self) -> None:
         self._guarded(self._directory.look_again)
         self._refresh_metrics()
-        while self._turn(job := self._jobs.get().job):
+        while (job := self._jobs.get()[-1]) is not None:
+            self._do(job)
             self._note_lost()
             self._refresh_metrics()
-            if isinstance(job, _Write) and self._jobs.empty():
+            if isinstance(job, StoredNode) and self._jobs.empty():
                 self._tell()
 
     def _close(self) -> None:
@@ -448,24 +427,17 @@ class DiskTier:
             self.is_open = False
         with suppress(queue.Empty):
             while True:
-                job = self._jobs.get_nowait().job
+                job = self._jobs.get_nowait()[-1]
                 if isinstance(job, _Read):
                     job.deliver(())
 
-    def _turn(self, job: _Job) -> bool:
-        """Do one job; false ends the thread."""
-        match job:
-            case _Read():
-                self._guarded(partial(self._read, job))
-            case _Write(node):
-                self._guarded(partial(self._directory.write, node))
-                with self._lock:
-                    self._pending_bytes -= node.segment.nbytes
-            case _Stop():
-                return False
-            case _:
-                assert_never(job)
-        return True
+    def _do(self, job: StoredNode | _Read) -> None:
+        if isinstance(job, _Read):
+            self._guarded(partial(self._read, job))
+            return
+        self._guarded(partial(self._directory.write, job))
+        with self._lock:
+            self._pending_bytes -= job.segment.nbytes
 
     def _read(self, job: _Read) -> None:
         nodes: list[StoredNode] = []

@@ -1,4 +1,4 @@
-"""The likelihood of requests, learned from past ones."""
+"""The likelihood of requests, learned from past ones, and the worth of nodes that follows."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -48,14 +48,9 @@ class Forecast(Protocol):
 
 
 class LearnedForecast:
-    """Learns from past requests.
-
-    Attributes:
-        now: The number of past requests.
-    """
+    """Learns from past requests."""
 
     def __init__(self, *, has_snapshots: bool = False) -> None:
-        """Start with priors for any model; `has_snapshots` is that of `Thinning`."""
         self.now = 0
         self._has_snapshots = has_snapshots
         self._waits: deque[int] = deque(maxlen=_KNOWN_WAITS)
@@ -149,7 +144,6 @@ class LearnedForecast:
 
 
 def _is_left(node: SegmentNode) -> bool:
-    """Tell whether no request continues below a node."""
     return all(child.is_spent for child in node.children.values())
 
 
@@ -174,7 +168,6 @@ class Taken:
 
     Attributes:
         leaves: Leaves set aside, in order.
-        values: Thinned nodes with their previous values.
         expected: Nodes that became leaves, with their previous `is_expected`.
     """
 
@@ -190,7 +183,6 @@ class Worth:
         """Combine the two sources of worth.
 
         Args:
-            forecast: The likelihood of requests.
             thinning: Thins nodes, if they can be thinned.
         """
         self.forecast = forecast
@@ -213,14 +205,7 @@ class Worth:
     def of_newcomer(
         self, key: TokenKey, found: Match[Segment], likely: float, nbytes: int
     ) -> float:
-        """Return the worth of a segment before it is stored.
-
-        Args:
-            key: The prefix that ends with it.
-            found: What is stored of the prefix.
-            likely: The likelihood that a request wants it.
-            nbytes: Its size.
-        """
+        """Return the worth of a segment before it is stored."""
         gain = len(key) - self._restorable_of(found)
         return likely * _per_byte(gain, nbytes)
 

@@ -23,7 +23,6 @@ class Block:
     """KV of consecutive tokens.
 
     Attributes:
-        tokens: Their number.
         layers: Per layer, arrays [..., tokens, width]; none for a layer without positions.
         has_windows: Whether `layers` includes those with a sliding window.
     """
@@ -59,7 +58,6 @@ class State:
 
     Attributes:
         arrays: `None` for one that does not exist yet.
-        numbers: Its counters.
     """
 
     arrays: tuple[mx.array | None, ...]
@@ -150,7 +148,6 @@ class LooseNode:
     """A node outside the tree.
 
     Attributes:
-        key: The tokens from the root to the node's end.
         start: The node's first position.
     """
 
@@ -220,10 +217,8 @@ class RowKV:
     are parts and few tokens: attention is then sent to `backend.engine.kv`.
 
     Attributes:
-        shared: The number of positions in all parts.
         keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` if it is empty.
         values: Like `keys`.
-        offset: The number of positions of the row.
     """
 
     def __init__(self) -> None:
@@ -432,7 +427,6 @@ class PlainArray:
     """The bytes of an array, with its type and shape.
 
     Attributes:
-        dtype: The name of an MLX data type.
         data: A contiguous buffer of bytes.
     """
 
@@ -447,7 +441,6 @@ class PlainSegment:
 
     Attributes:
         outline: JSON that describes the structure.
-        arrays: All arrays, in the order of the outline.
     """
 
     outline: str

@@ -104,7 +104,6 @@ class WindowLayer:
 
     Attributes:
         size: Positions that a token attends to, including itself.
-        packing: Their storage format.
     """
 
     size: int
@@ -274,12 +273,7 @@ def cache_leaves(caches: Iterable[UpstreamCache]) -> Iterator[UpstreamCache]:
 
 
 def with_leaves(make: Callable[..., UpstreamCache], *caches: UpstreamCache) -> UpstreamCache:
-    """Return what `make` makes of caches of one layer, leaf by leaf, in a `CacheList` like theirs.
-
-    Args:
-        make: Gets a leaf of each cache.
-        caches: Those of one layer.
-    """
+    """Apply `make` to caches of one layer, leaf by leaf, in a `CacheList` like theirs."""
     if not _is_list(caches[0]):
         return make(*caches)
     columns = zip(*(cache.caches for cache in caches), strict=True)
@@ -505,12 +499,9 @@ class CacheLayout:
 
     Attributes:
         has_state: Whether a prefix can be restored only at a snapshot.
-        has_windows: Whether some layers forget old positions.
-        packing: How keys and values are stored.
     """
 
     def __init__(self, kinds: Sequence[LayerKind], packing: Packing = UNPACKED) -> None:
-        """Create a layout from the kind of each leaf of the caches, in order, and their packing."""
         self.packing = packing
         self._kinds = tuple(kinds)
         self._window = max((k.size for k in kinds if isinstance(k, WindowLayer)), default=0)
@@ -564,7 +555,6 @@ class CacheLayout:
         """Return a block with its windows, lazily copied from caches that still hold them.
 
         Args:
-            caches: They hold the tokens of the block.
             block: Perhaps without windows.
             start: Its first position.
         """
@@ -638,7 +628,6 @@ class CacheLayout:
 
         Args:
             caches: They hold these positions, and perhaps more.
-            path: The pieces of one of their prefixes.
         """
         blocks = [block for piece in path for block in piece.blocks()]
         blocks = blocks[: _referable(blocks)]

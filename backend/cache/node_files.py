@@ -4,6 +4,9 @@ A file contains the tokens from the root to the node's end, so that it is self-d
 arrays are stored as bytes, with their types in the header. Files are read and written through
 descriptors, which the library cannot do: a path could lead to another file by the time it is
 opened, and truncating a mapped file kills the process.
+
+A file that the tier did not write raises `ForeignFileError`, one that is damaged or of another
+model `DamagedFileError`, and a refusal of the system `OSError`.
 """
 
 import json
@@ -69,11 +72,7 @@ def is_marked(file: BinaryIO) -> bool:
 def write_node(
     file: BinaryIO, fingerprint: str, key: TokenKey, start: int, segment: PlainSegment
 ) -> None:
-    """Write a node.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a node."""
     buffers = [memoryview(key.packed), *(_bytes(array) for array in segment.arrays)]
     about = {
         "start": start,
@@ -95,24 +94,14 @@ def write_node(
 
 
 def read_header(file: BinaryIO, fingerprint: str) -> NodeHeader:
-    """Read the header without the arrays; the checksum is not verified.
-
-    Raises:
-        DamagedFileError: It is damaged, or of another model or version.
-        OSError: It cannot be read.
-    """
+    """Read the header without the arrays; the checksum is not verified."""
     with _damage_reported():
         metadata, sizes = _read_header(file, fingerprint)
         return _node_header(metadata, _read(file, sizes[0]))
 
 
 def read_node(file: BinaryIO, fingerprint: str) -> tuple[NodeHeader, PlainSegment]:
-    """Read and verify the whole file.
-
-    Raises:
-        DamagedFileError: It is damaged, or of another model or version.
-        OSError: It cannot be read.
-    """
+    """Read and verify the whole file."""
     with _damage_reported():
         metadata, sizes = _read_header(file, fingerprint)
         key, *buffers = [_read(file, size) for size in sizes]
@@ -236,13 +225,7 @@ class CacheFolder:
     def __init__(self, root: Path, model: str) -> None:
         """Create the folder.
 
-        Args:
-            root: The folder to create it in.
-            model: The fingerprint of the model whose files are read and written.
-
         Raises:
-            ForeignFileError: The folder contains something that the disk tier did not write.
-            OSError: It cannot be created or listed.
             ValueError: `model` is not a fingerprint.
         """
         if not _MODEL.fullmatch(model):
@@ -254,11 +237,7 @@ class CacheFolder:
             self._refuse_foreign_files()
 
     def files(self) -> list[CacheFile]:
-        """Return the files of all models, with damaged ones and leftovers of killed writers.
-
-        Raises:
-            OSError: The folder cannot be listed.
-        """
+        """Return the files of all models, with damaged ones and leftovers of killed writers."""
         found: dict[tuple[str, str], _Verdict] = {}
         for model in self._models():
             with suppress(FileNotFoundError), self._opened(model) as folder:
@@ -275,22 +254,12 @@ class CacheFolder:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file of the model.
-
-        Raises:
-            ForeignFileError: The disk tier did not write it.
-            OSError: It cannot be opened.
-        """
+        """Open a file of the model."""
         with self._opened(self._model) as folder, _reading(folder, name) as file:
             yield file
 
     def write(self, name: str, write: Callable[[BinaryIO], None]) -> None:
-        """Write a file atomically.
-
-        Raises:
-            ForeignFileError: A file of that name exists that the disk tier did not write.
-            OSError: It cannot be written.
-        """
+        """Write a file atomically."""
         draft = f"{name.removesuffix(SUFFIX)}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
         with self._made() as folder, _draft(folder, draft) as file:
             write(file)
@@ -299,12 +268,7 @@ class CacheFolder:
             os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def put_aside(self, name: str) -> None:
-        """Rename a damaged file of the model.
-
-        Raises:
-            ForeignFileError: The disk tier did not write it, or the file in the new place.
-            OSError: It cannot be renamed.
-        """
+        """Rename a damaged file of the model."""
         aside = name.removesuffix(SUFFIX) + DAMAGED_SUFFIX
         with self._opened(self._model) as folder:
             _require_ours(folder, name)
@@ -312,12 +276,7 @@ class CacheFolder:
             os.replace(name, aside, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self, file: CacheFile) -> None:
-        """Remove a file of any model, unless it is gone.
-
-        Raises:
-            ForeignFileError: Another file has taken its place.
-            OSError: It cannot be removed.
-        """
+        """Remove a file of any model, unless it is gone."""
         with suppress(FileNotFoundError), self._opened(file.model) as folder:
             _require_ours(folder, file.name)
             os.unlink(file.name, dir_fd=folder)

@@ -43,7 +43,6 @@ class UnsavedNodes(Generic[V]):
         return node in self._starts
 
     def __iter__(self) -> Iterator[Node[V]]:
-        """Yield the nodes that are not completely on disk."""
         return iter(self._starts)
 
     @property
@@ -120,8 +119,6 @@ class NodeStore:
         pinned: Ends of system prompts, least recent first.
         unsaved: Nodes that are not on disk, wholly or in part.
         version: Counts insertions.
-        now: The number of the current request.
-        worth: Determines the order of eviction.
     """
 
     def __init__(
@@ -130,8 +127,6 @@ class NodeStore:
         """Create an empty store.
 
         Args:
-            budget_bytes: Limit of all nodes together.
-            forecast: The likelihood of requests.
             thinning: Thins nodes before they are evicted; `None` if they cannot be thinned.
         """
         self.tree: RadixTree[Segment] = RadixTree()
@@ -162,10 +157,8 @@ class NodeStore:
         """Store the missing part of a prefix, and return the node at its end.
 
         Args:
-            key: The whole prefix.
             start: The first position of `segment`.
             segment: KV of `key[start:]`, perhaps none, and perhaps the state after it.
-            place: The part of a conversation that ends there.
             is_awaited: Whether a present request waits for it.
 
         Returns:
@@ -199,7 +192,6 @@ class NodeStore:
         """Restore windows on a prefix that are worth more than the parts evicted for them.
 
         Args:
-            key: The prefix.
             windows_from: The first position whose windows `refill` has.
             refill: Returns a block with its windows.
         """
@@ -335,8 +327,6 @@ class NodeStore:
         """Give up leaves, snapshots and windows until at most `nbytes` are left, if possible.
 
         Args:
-            nbytes: The limit.
-            held: Ends of paths that stay.
             worth: Parts worth more stay too, and if they exceed the limit everything stays;
                 `None` gives up any part, even if that is not enough.
         """

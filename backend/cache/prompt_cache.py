@@ -53,9 +53,6 @@ class Books:
 
         Args:
             owner: Who looks a prompt up; known until `forget`.
-            key: The prompt.
-            found: What is stored of it.
-            length: Tokens that can be restored.
         """
         if owner in self._asked:
             return
@@ -122,11 +119,7 @@ class _Evicted:
 
 
 class EvictedPrefixes:
-    """Knows the last evicted prefixes by digest, and counts those that are wanted again.
-
-    Attributes:
-        recomputed_tokens: Of all of them.
-    """
+    """Knows the last evicted prefixes by digest, and counts those that are wanted again."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, _Evicted] = OrderedDict()
@@ -323,9 +316,7 @@ class PromptCache:
         """Create an empty cache.
 
         Args:
-            budget_bytes: Limit of all nodes together.
             usable: Returns the length of the prefix that a path can restore, up to a limit.
-            thinning: Thins nodes before they are evicted.
             on_evict: Receives the evicted nodes that are not on disk.
             forecast: The likelihood of requests; `None` learns it from past ones.
         """
@@ -362,7 +353,6 @@ class PromptCache:
         """Return the longest restorable prefix of a prompt; one token is always left.
 
         Args:
-            key: The prompt.
             owner: Its path is not evicted until `release`.
         """
         self._require_owner()
@@ -462,12 +452,9 @@ class PromptCache:
         """Store the missing part of a prefix.
 
         Args:
-            key: The whole prefix.
             start: The first position of `segment`; all tokens before it should be stored.
             segment: KV of `key[start:]`, perhaps none, and the state after it, computed.
             owner: Its path is not evicted until `release`; `None` holds nothing.
-            is_saved: Whether it is on disk.
-            place: The part of a conversation that ends there.
 
         Returns:
             Whether the prefix is stored now: false if the part before `start` was evicted, or if
@@ -490,7 +477,6 @@ class PromptCache:
         """Restore the windows that nodes on the path of a prefix have given up.
 
         Args:
-            key: The prefix.
             windows_from: The first position whose windows `refill` has.
             refill: Returns a block with its windows.
         """
@@ -533,7 +519,6 @@ class PromptCache:
         """Record that a request is certain to continue soon where `owner` ended.
 
         Args:
-            owner: Who has looked a prompt up.
             is_again: Whether it continues at the end of that prompt, and nobody from the reply.
         """
         self._require_owner()

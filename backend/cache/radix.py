@@ -87,11 +87,6 @@ def agrees_again(key: TokenKey, matched: int, beyond: TokenKey) -> bool:
     """Tell whether a prompt goes on like a stored one soon after the place where they differ.
 
     Then something made them differ early although they are the same: a date, an id, a counter.
-
-    Args:
-        key: The prompt.
-        matched: Where they differ.
-        beyond: The stored tokens from there on.
     """
     if len(key) - matched < MIN_LOST_TOKENS:
         return False
@@ -250,7 +245,6 @@ class Match(Generic[V]):
     """The longest prefix of a key that a tree holds; valid until the tree's shape changes.
 
     Attributes:
-        length: The prefix in tokens.
         nodes: From the root down; all but the last are covered completely.
     """
 
@@ -287,7 +281,6 @@ class RadixTree(Generic[V]):
         self._tokens = 0
 
     def __len__(self) -> int:
-        """Return the number of nodes."""
         return self._size
 
     @property
@@ -312,7 +305,6 @@ class RadixTree(Generic[V]):
         Args:
             key: Must have tokens that the tree lacks.
             start: The number of tokens of `key` that the tree holds.
-            value: Describes the others.
 
         Raises:
             ValueError: `start` is not the length of the match, or is the whole key.

@@ -14,7 +14,7 @@ _COMMANDS = {
     "status": "status:command",
     "cache": "cache:command",
     "bench": "bench:command",
-    "fit": "commands.fit:command",
+    "fit": "fit:command",
     "pull": "pull:pull_command",
     "list": "pull:list_models",
     "rank": "server_process:rank",

@@ -1,27 +1,28 @@
-"""Arrival times of replies to figures."""
+"""Measures the speed of a running backend: its load, the arrival times, and the figures."""
 
 import asyncio
 import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from random import SystemRandom
 from statistics import median
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from backend.cli.client import BackendClient, CallError, explained
-from backend.cli.options import address_option, token_option
+from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.render import LABEL_STYLE, printable
 from backend.cli.status import inspect
 from backend.pb import backend_pb2 as pb
+
+Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,6 @@ class Load:
         streams: Requests that start together.
         prompt_tokens: Per request, approximately.
         tokens: Per reply.
-        rounds: Number of rounds, one after another.
     """
 
     streams: int
@@ -158,9 +158,6 @@ async def measure(client: BackendClient, load: Load) -> list[Sequence[Stream]]:
     """Return the streams of each round.
 
     A warm-up request is not counted.
-
-    Raises:
-        CallError: The backend refuses a request, or one fails.
     """
     sample = await _timed(client, _request(_SAMPLE_WORDS, load.tokens))
     words = max(round(load.prompt_tokens * _SAMPLE_WORDS / max(sample.prompt_tokens, 1)), 1)
@@ -209,37 +206,18 @@ def _word() -> str:
 MAX_STREAMS, MAX_ROUNDS, MAX_TOKENS = 256, 100, 2**20
 
 
+def _number(name: str, bounds: tuple[int, int], default: int, text: str) -> Decorator:
+    kind = click.IntRange(*bounds)
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
+
+
 @click.command("bench")
 @address_option
 @token_option
-@click.option(
-    "--streams",
-    type=click.IntRange(1, MAX_STREAMS),
-    default=4,
-    show_default=True,
-    help="Requests that start together.",
-)
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(1, MAX_TOKENS),
-    default=512,
-    show_default=True,
-    help="Approximate length of each prompt.",
-)
-@click.option(
-    "--tokens",
-    type=click.IntRange(2, MAX_TOKENS),
-    default=64,
-    show_default=True,
-    help="Length of each reply.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, MAX_ROUNDS),
-    default=3,
-    show_default=True,
-    help="Number of rounds, one after another.",
-)
+@_number("--streams", (1, MAX_STREAMS), 4, "Requests that start together.")
+@_number("--prompt-tokens", (1, MAX_TOKENS), 512, "Approximate length of each prompt.")
+@_number("--tokens", (2, MAX_TOKENS), 64, "Length of each reply.")
+@_number("--rounds", (1, MAX_ROUNDS), 3, "Number of rounds, one after another.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(address: str, token: str, *, as_json: bool, **load: int) -> None:
     """Measure the speed of a running backend.

@@ -1,4 +1,4 @@
-"""The order of prefixes on the screen, and their indentation."""
+"""The prompt cache of a running backend on the terminal: its numbers and its tree."""
 
 import asyncio
 import json
@@ -12,8 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError, explained
-from backend.cli.options import address_option, token_option
+from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.render import LABEL_STYLE, QUIET_STYLE, printable
 from backend.cli.status import disk_cache_facts, plain, prompt_cache_facts, share
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES

@@ -17,8 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError, explained
-from backend.cli.options import address_option, token_option
+from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.pull import DamagedError, cached_models, pull
 from backend.cli.render import (
     ERROR_STYLE,
@@ -36,8 +35,8 @@ from backend.cli.render import (
 from backend.cli.server_process import ServerError, ServerProcess
 from backend.cli.status import inspect
 from backend.config import ModelOptions
-from backend.core.delta import Usage
 from backend.core.prompt import ToolCall
+from backend.core.step import Usage
 from backend.demo import WEATHER_TOOL
 from backend.errors import BackendError
 from backend.model.checkpoint.hub import HubModel, resolve
@@ -145,10 +144,8 @@ class Chat:
         """Create a conversation.
 
         Args:
-            console: The terminal.
             client: Lives on the runner's event loop.
             runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
-            settings: The settings of every request.
             place: The model and the address, shown at the start.
         """
         self._console = console
@@ -213,7 +210,6 @@ class Chat:
         self._say(news, QUIET_STYLE)
 
     def _attach(self, path: str) -> None:
-        """Keep a picture for the next message."""
         try:
             self._next_pictures.append(encoded(Path(path).expanduser()))
         except OSError as error:
@@ -332,9 +328,7 @@ async def partner_of(console: Console, wanted: Wanted) -> AsyncIterator[Partner]
     """Yield a backend that has the wanted model.
 
     Raises:
-        CallError: No backend answers, or it cannot load the model.
         NoModelError: It has no model.
-        ServerError: A server of its own does not start.
     """
     if await _will_do(wanted):
         async with BackendClient(wanted.address, wanted.token) as client:
@@ -384,19 +378,12 @@ async def _ensure_model(console: Console, client: BackendClient, model: str) -> 
 
 
 async def _fetch(console: Console, model: str) -> None:
-    """Fetch a model of the hub with a bar, if it is not on this machine.
-
-    Raises:
-        ModelNotFoundError: There is no such model.
-        DownloadError: The hub cannot be reached.
-    """
+    """Fetch a model of the hub with a bar, if it is not on this machine."""
     place = await asyncio.to_thread(resolve, ModelOptions(model=model))
-    if isinstance(place, HubModel) and place.repo_id not in await asyncio.to_thread(_cached):
+    if isinstance(place, HubModel) and all(
+        each.name != place.repo_id for each in await asyncio.to_thread(cached_models)
+    ):
         await pull(console, place.repo_id)
-
-
-def _cached() -> set[str]:
-    return {model.name for model in cached_models()}
 
 
 DEFAULT_TEMPERATURE = 0.7

@@ -2,28 +2,64 @@
 
 It is asynchronous although one user needs no concurrency: asyncio turns Ctrl-C into a clean
 cancellation, whereas a KeyboardInterrupt inside gRPC's synchronous client can leave a lock taken.
+
+A call that fails raises `CallError`.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import click
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from backend.config import MESSAGE_LIMIT_BYTES
-from backend.core.delta import (
-    ContentDelta,
-    Delta,
-    Increment,
-    ReasoningDelta,
-    ToolCallDelta,
-    Usage,
-)
+from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from common.address import AddressError, completed
+
+DEFAULT_ADDRESS = ServerConfig().address
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class AddressType(click.ParamType[str]):
+    """`HOST:PORT`, `HOST` with our port, `unix:PATH`; anything else is explained."""
+
+    name = "address"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the whole address."""
+        try:
+            return completed(value)
+        except AddressError as error:
+            self.fail(f"{value!r}: {error.problem}", param, ctx)
+
+
+def address_option_with_help(help_text: str | None = None) -> Callable[[Command], Command]:
+    """Return the option `--addr`, the parameter `address` of the command."""
+    return click.option(
+        "--addr",
+        "address",
+        type=AddressType(),
+        default=DEFAULT_ADDRESS,
+        show_default=True,
+        metavar="HOST[:PORT]|unix:PATH",
+        help=help_text,
+    )
+
+
+address_option = address_option_with_help()
+token_option = click.option(
+    "--token",
+    default="",
+    envvar="LOCALAI_GRPC_AUTH_TOKEN",
+    help="Bearer token of the backend.  [env: LOCALAI_GRPC_AUTH_TOKEN]",
+)
+
 
 ANSWER_TIMEOUT_S = 10.0
 HEALTHY = b"OK"
@@ -62,7 +98,6 @@ def explained(error: CallError, way_out: str = "") -> str:
     """Return an error in one line, in plain words if possible.
 
     Args:
-        error: Of a call.
         way_out: Another thing to do if there is no backend.
     """
     explanation = _EXPLANATIONS.get(error.code) if error.code else None
@@ -83,12 +118,7 @@ class BackendClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -96,63 +126,38 @@ class BackendClient:
         await self._channel.close()
 
     async def check_health(self) -> None:
-        """Return if the backend is reachable and healthy.
-
-        Raises:
-            CallError: It cannot be reached, refuses the token, or answers anything but OK.
-        """
+        """Return if the backend is reachable and healthy."""
         reply: pb.Reply = await self._ask(self._stub.Health, pb.HealthMessage())
         if reply.message != HEALTHY:
             raise CallError(f"Health answered {reply.message!r}")
 
     async def load_model(self, options: pb.ModelOptions) -> None:
-        """Load a model, without a timeout.
-
-        Raises:
-            CallError: It could not be loaded.
-        """
+        """Load a model, without a timeout."""
         with _translated_errors():
             result: pb.Result = await self._stub.LoadModel(options, metadata=self._metadata)
         if not result.success:
             raise CallError(f"LoadModel: {' '.join(result.message.split())}")
 
     async def has_model(self) -> bool:
-        """Tell whether a model is loaded.
-
-        Raises:
-            CallError: The backend cannot be asked.
-        """
+        """Tell whether a model is loaded."""
         status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
         return status.state != pb.StatusResponse.UNINITIALIZED
 
     async def inspect(self) -> pb.InspectReply:
-        """Return a snapshot of the engine.
-
-        Raises:
-            CallError: The backend cannot be reached, refuses the token, or has no such call.
-        """
+        """Return a snapshot of the engine."""
         reply: pb.InspectReply = await self._ask(self._inspector.Inspect, pb.InspectRequest())
         return reply
 
     async def prompt_cache(
         self, request: pb.InspectPromptCacheRequest
     ) -> pb.InspectPromptCacheReply:
-        """Return the nodes of the prompt cache.
-
-        Raises:
-            CallError: The backend cannot be reached, refuses the token or the request, or has no
-                such call.
-        """
+        """Return the nodes of the prompt cache."""
         ask = self._inspector.InspectPromptCache
         reply: pb.InspectPromptCacheReply = await self._ask(ask, request)
         return reply
 
     async def counters(self) -> pb.InspectReply:
-        """Return the part of a snapshot that any backend of the host's contract can give.
-
-        Raises:
-            CallError: The backend cannot be reached, refuses the token, or returns nothing.
-        """
+        """Return the part of a snapshot that any backend of the host's contract can give."""
         status: pb.StatusResponse = await self._ask(self._stub.Status, pb.HealthMessage())
         metrics: pb.MetricsResponse = await self._ask(self._stub.GetMetrics, pb.MetricsRequest())
         return pb.InspectReply(
@@ -164,11 +169,7 @@ class BackendClient:
         )
 
     async def stream(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
-        """Yield a reply as it arrives; closing the generator cancels the call.
-
-        Raises:
-            CallError: The call failed, at its start or later.
-        """
+        """Yield a reply as it arrives; closing the generator cancels the call."""
         call = self._stub.PredictStream(request, metadata=self._metadata)
         try:
             with _translated_errors():
@@ -211,9 +212,5 @@ def _translated_errors() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        details = _one_line(error.details() or "no details")
+        details = " ".join((error.details() or "no details").split())
         raise CallError(f"{error.code().name}: {details}", error.code()) from None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

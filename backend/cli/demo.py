@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 
 from backend.cli.chat import weather_toolbox
-from backend.cli.client import BackendClient, CallError
-from backend.cli.options import token_option
+from backend.cli.client import BackendClient, CallError, token_option
 from backend.cli.render import model_options, print_labelled, print_reply, printable, user_message
 from backend.cli.server_process import ServerError, ServerProcess
 from backend.demo import MODEL_DIR
@@ -27,11 +26,7 @@ class DemoError(Exception):
 
 
 async def run_demo(console: Console, token: str = "") -> None:
-    """Start the server, hold the conversation, stop the server.
-
-    Raises:
-        DemoError: A step failed; the message includes the end of the server's log.
-    """
+    """Start the server, hold the conversation, stop the server."""
     with (
         TemporaryDirectory(prefix="mlx-backend-demo-") as directory,
         ServerProcess.start(Path(directory) / "server.log") as server,
@@ -59,12 +54,7 @@ async def _run(console: Console, server: ServerProcess, token: str) -> None:
 
 
 async def hold_conversation(console: Console, client: BackendClient) -> None:
-    """Ask for the weather, answer the tool call, and print the model's reply.
-
-    Raises:
-        CallError: A call failed.
-        DemoError: The model did not call the tool, or did not answer.
-    """
+    """Ask for the weather, answer the tool call, and print the model's reply."""
     toolbox = weather_toolbox(console)
     messages = [user_message(QUESTION)]
     print_labelled(console, "user", QUESTION)

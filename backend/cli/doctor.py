@@ -1,4 +1,4 @@
-"""The finding of a check."""
+"""The checks of this machine, each with its findings, and the versions in use."""
 
 import asyncio
 import json
@@ -27,13 +27,12 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError
-from backend.cli.options import DEFAULT_ADDRESS
+from backend.cli.client import DEFAULT_ADDRESS, BackendClient, CallError
 from backend.cli.render import ERROR_STYLE, QUIET_STYLE, printable
 from backend.cli.serve import server_environment
 from backend.cli.status import inspect
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
-from common.memory.machine import machine_bytes
+from common.machine_memory import machine_bytes
 from common.openblas import INSTALL_HINT, SWITCH, find_openblas, is_wanted
 from common.remedies import (
     CHECKOUT,
@@ -60,8 +59,6 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        subject: The thing that was checked.
-        text: The result.
         remedy: A command, or a step, that fixes it; empty if nothing is wrong.
     """
 

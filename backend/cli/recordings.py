@@ -47,11 +47,7 @@ def as_recorded(recording: Recording) -> Sequence[str]:
 
 
 def parse_cut(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Cut:
-    """Read `--cut`: a length in characters, or `random:` and a seed.
-
-    Raises:
-        click.BadParameter: It is neither.
-    """
+    """Read `--cut`: a length in characters, or `random:` and a seed."""
     if value is None:
         return as_recorded
     if value.startswith(_RANDOM):

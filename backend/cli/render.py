@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self, assert_never
 
 from rich.console import Console
@@ -14,8 +13,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from backend.core.delta import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.core.prompt import ToolCall
+from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.pb import backend_pb2 as pb
 
 
@@ -91,11 +90,7 @@ def named_pictures(text: str) -> Iterator[Path]:
 
 
 def encoded(path: Path) -> str:
-    """Return a file as the protocol's `Images` has it.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return a file as the protocol's `Images` has it."""
     return base64.b64encode(path.read_bytes()).decode()
 
 
@@ -174,12 +169,7 @@ class ReplyPrinter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end_section()
 
     def show(self, delta: Delta) -> None:

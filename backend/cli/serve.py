@@ -43,7 +43,6 @@ def server_environment(environment: Mapping[str, str], library: Path | None) -> 
     """Return the environment in which `python -P -m backend` finds this package.
 
     Args:
-        environment: This process's environment.
         library: The BLAS to use instead of MLX's own, if any.
     """
     before = environment.get("PYTHONPATH")

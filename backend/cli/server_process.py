@@ -14,13 +14,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 import click
 
-from backend.cli.client import BackendClient, CallError
-from backend.cli.options import address_option_with_help
+from backend.cli.client import BackendClient, CallError, address_option_with_help
 from backend.cli.serve import become_rank, become_server
 from common.options import ADDRESS_SYNONYMS
 
@@ -57,7 +55,6 @@ class ServerProcess:
         """Start a server on a free port; it is not ready yet.
 
         Args:
-            log_path: For its standard output and error.
             command: Starts another server; `--addr HOST:PORT` is appended.
             environment: `None` is this process's own.
         """
@@ -76,12 +73,7 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property
@@ -90,11 +82,7 @@ class ServerProcess:
         return self._process.pid
 
     async def wait_until_ready(self, token: str = "", timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Return as soon as Health answers.
-
-        Raises:
-            ServerError: The process ended, or did not answer in time.
-        """
+        """Return as soon as Health answers."""
         deadline = time.monotonic() + timeout_s
         while not await self._answers(token):
             if (code := self._process.poll()) is not None:

@@ -18,8 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError, explained
-from backend.cli.options import address_option, token_option
+from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
 from backend.core.metric_table import METRICS, totals
 from backend.pb import backend_pb2 as pb
@@ -30,7 +29,6 @@ class Inspection:
     """One snapshot of a backend.
 
     Attributes:
-        report: Its report.
         is_whole: Whether it has `Inspect`; others report only state, memory and totals.
     """
 
@@ -39,11 +37,7 @@ class Inspection:
 
 
 async def inspect(client: BackendClient) -> Inspection:
-    """Return a snapshot of the backend.
-
-    Raises:
-        CallError: It cannot be reached, refuses the token, or returns nothing.
-    """
+    """Return a snapshot of the backend."""
     try:
         return Inspection(await client.inspect())
     except CallError as error:
@@ -152,16 +146,16 @@ def _state(report: pb.InspectReply) -> Text:
 
 def _processes(report: pb.InspectReply) -> Text:
     """Return each process with its memory, and the lost engines."""
-    told = SEPARATOR.join(
+    text = SEPARATOR.join(
         f"{process.role} {process.process_id}"
         + (f" {decimal(process.resident_bytes)}" if process.resident_bytes else "")
         for process in report.processes
     )
     if not report.restarts:
-        return Text(printable(told))
+        return Text(printable(text))
     losses = f"{report.restarts:,} engines lost, {report.lost_s:,.1f} s in all"
     reasons = "".join(f"\n{restart.reason}" for restart in report.latest_restarts[-1:])
-    return Text(printable(f"{told}\n{losses}{reasons}"))
+    return Text(printable(f"{text}\n{losses}{reasons}"))
 
 
 def _memory(memory: pb.MemoryUsageData, *, all_parts: bool) -> Table:
@@ -184,7 +178,6 @@ def _memory(memory: pb.MemoryUsageData, *, all_parts: bool) -> Table:
 
 
 def _machine(machine: pb.MachineReport) -> RenderableType:
-    """Return each backend's part of the shared memory."""
     rows = Table.grid(padding=(0, 2))
     claimed = sum(backend.held_bytes + backend.budget_bytes for backend in machine.backends)
     for backend in machine.backends:
@@ -247,14 +240,6 @@ class _Requests:
         yield table
 
 
-def _name(request: pb.RequestReport) -> Text:
-    return Text(printable(request.request_id), no_wrap=True, overflow="ellipsis")
-
-
-def _phase(request: pb.RequestReport) -> Text:
-    return Text(printable(request.phase), _PHASE_STYLES.get(request.phase, ""))
-
-
 def _cached(request: pb.RequestReport) -> Text:
     cached = share(request.cached_tokens, request.prompt_tokens)
     return Text(printable(f"{cached} {request.hit_kind}"))
@@ -271,8 +256,16 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("request", _name, "left"),
-    _Column("phase", _phase, "left"),
+    _Column(
+        "request",
+        lambda each: Text(printable(each.request_id), no_wrap=True, overflow="ellipsis"),
+        "left",
+    ),
+    _Column(
+        "phase",
+        lambda each: Text(printable(each.phase), _PHASE_STYLES.get(each.phase, "")),
+        "left",
+    ),
     _Column(
         "prefill",
         lambda each: _bar(each.prefilled_tokens, each.prompt_tokens, PREFILL_BAR_WIDTH),
@@ -318,7 +311,6 @@ class StatusSettings:
 
     Attributes:
         watches: Whether it repeats until interrupted.
-        interval_s: Seconds between two snapshots.
         as_json: Whether to print one JSON object per snapshot, on its own line.
         all_memory: Whether to show every part of the memory instead of the main ones.
     """
@@ -341,9 +333,6 @@ async def show_status(console: Console, client: BackendClient, settings: StatusS
     """Show the state of a backend, as often as the settings say.
 
     A backend that has answered once may be away for a while, as during a restart.
-
-    Raises:
-        CallError: It cannot be reached, refuses the token, or returns nothing.
     """
     with _screen(console, settings) as screen:
         screen.show(await inspect(client))

@@ -32,7 +32,6 @@ class RequestStatus:
     Attributes:
         prefilled_tokens: Prompt tokens in the KV cache.
         cached_tokens: The part of them that came from the prompt cache.
-        hit_kind: The kind of that hit.
         first_token_ms: From submission to the first token; 0 until then.
         tokens_per_s: Rate since the first token.
         kv_bytes: Upper limit of its own KV cache.
@@ -108,7 +107,6 @@ class MachineStatus:
     """The backends that share this machine's memory.
 
     Attributes:
-        usable_bytes: Limit for all of them together.
         backends: This one first.
     """
 
@@ -131,9 +129,7 @@ class EngineStatus:
             they use in place (`kv_shared`), the shortage of requests that wait or grow
             (`kv_wanted`), and the limit of reservations plus prompt cache (`kv_budget`).
         metrics: By key; counters since the loading of the model.
-        requests: All waiting and running requests.
         processes: The server, and the engine unless it is being replaced.
-        latest_restarts: The latest processes that were replaced.
         machine: The backends that share the memory; `None` if unknown.
     """
 

@@ -10,7 +10,6 @@ class ThoughtTexts:
     """The texts that delimit a model's thoughts.
 
     Attributes:
-        starts: Open a thought.
         ends: Close it; the first is written when a thought is cut short.
         parting: The words written before that end, as the model was trained; part of the thought.
         rivals: Texts at a place where a thought could begin instead, in formats that announce every
@@ -52,7 +51,6 @@ class Thought:
 
     Attributes:
         starts: Texts that open a thought; empty if the model opens none.
-        ends: Texts that close a thought.
         is_open: Whether the prompt opened a thought, which then must be closed first.
         forbidden: Texts that thoughts do not contain, such as openers of calls, which end them.
         bridge: The text after a thought, in message formats; elsewhere newlines.
@@ -86,7 +84,6 @@ class ReplyRule:
         must_call: Whether the reply has to be calls; otherwise they may be in place of an answer
             with a `text`, or among any other text.
         most_calls: Maximum number of calls.
-        format: Name of the format of calls.
         marks: The texts in which the checkpoint's own format may differ from others of its name.
         thought: The thoughts before the reply; `None` for a model without.
     """

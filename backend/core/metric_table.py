@@ -31,7 +31,6 @@ class Metric:
         help: One line, for people.
         exported: Its name for Prometheus, after `mlx_backend_`; its own if empty.
         label: Name of the label that divides it; empty for none.
-        label_values: All values of the label.
         words: Follow the number among the totals; empty if it is shown elsewhere, or not.
         share_of: The name of the number of which it is a part: its total is a percentage.
     """

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from backend.core.embedding import EmbeddingProfile
-from backend.core.media import MediaKind
-from backend.core.scoring import RerankerKind
+from backend.core.prompt import MediaKind
+from backend.core.scoring import EmbeddingProfile, RerankerKind
 
 
 class ModelKind(Enum):
@@ -32,7 +31,6 @@ class ModelCard:
 
     Attributes:
         name: The host's name for it, which requests carry.
-        path: Directory that it was loaded from.
         context_length: Limit of prompt plus reply, in tokens; `None` when the model sets none.
         vocab_size: Width of the logits: token ids are below it.
         weights_bytes: Size of the weights in memory.
@@ -41,7 +39,6 @@ class ModelCard:
         reuse: Where a stored prefix can be reused.
         grammar_triggers: Words that activate a caller's grammar; without any it applies from
             the start.
-        embedding: How its checkpoint computes embeddings.
         refused_media: Kinds of media that the model supports but this backend refuses, each with
             the reason.
         single_media: Kinds limited to one per prompt, each with the reason.

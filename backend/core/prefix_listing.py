@@ -60,8 +60,6 @@ class RecomputedPrefix:
     """A part of prompts that was evicted and then needed again.
 
     Attributes:
-        times: How often that happened.
-        recomputed_tokens: Total over all times.
         head: As in `StoredPrefix`; likewise the words.
     """
 
@@ -75,11 +73,7 @@ class RecomputedPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseSpan:
-    """Lookups within a few minutes.
-
-    Attributes:
-        age_s: Seconds since the span began.
-    """
+    """Lookups within a few minutes."""
 
     age_s: float
     requests: int
@@ -94,7 +88,6 @@ class PromptCacheListing(Struct, frozen=True, tag=True, kw_only=True, array_like
         prefixes: The most valuable ones, with all their ancestors.
         spans: The last hours, oldest first; spans without lookups are left out.
         recomputed: The most expensive of those that are remembered.
-        recomputed_tokens: Prompt tokens that had been evicted, in total.
         stateless_tokens: Prompt tokens that were stored but not reusable, because a state or a
             sliding window was missing.
     """
@@ -126,7 +119,6 @@ class ListingRequest(
     """A request for the contents of the prompt cache.
 
     Attributes:
-        max_prefixes: Limit of listed prefixes.
         head_tokens: Number of first tokens to include of each.
     """
 

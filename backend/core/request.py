@@ -11,8 +11,7 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from backend.core.guide import Guide, ReplyGrammar
-from backend.core.media import Medium
-from backend.core.prompt import JsonValue, Message, Prompt, Tool, ToolChoice, ToolMode
+from backend.core.prompt import JsonValue, Medium, Message, Prompt, Tool, ToolChoice, ToolMode
 
 ResultT = TypeVar("ResultT")
 
@@ -124,7 +123,6 @@ class GenerationCall:
 
     Attributes:
         prompt: Raw text; ignored when there are messages.
-        messages: A conversation for the chat template.
         media: Images, sounds and videos, in order.
         template_options: Template variables besides messages and tools (`enable_thinking`,
             `reasoning_effort`, ...); a missing key stays undefined in the template.
@@ -136,7 +134,6 @@ class GenerationCall:
         cache_scope: Prefixes stored by this call are invisible to other scopes; see `Prompt`.
         shares_system_prompt: Whether other scopes share the system prompt and tools anyway.
         debug: Whether the log may hold the text of this request.
-        size_bytes: Size of the whole request as received.
     """
 
     params: GenerationParams

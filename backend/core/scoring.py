@@ -1,12 +1,135 @@
-"""Calls, requests and results of Score and Rerank."""
+"""Calls that generate nothing, their requests to the engine, and their results."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from msgspec import Struct
 
 from backend.core.prompt import Prompt
 from backend.core.request import ComputeRequest, Remembered
+
+
+class Pooling(Enum):
+    """How token vectors become one vector; `NONE` keeps them all."""
+
+    MEAN = "mean"
+    LAST = "last"
+    CLS = "cls"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingProfile:
+    """How a checkpoint computes embeddings, according to its own files.
+
+    Attributes:
+        is_normalized: Whether a pooled vector has length 1.
+        obstacle: Why they cannot be computed; empty when they can.
+    """
+
+    pooling: Pooling = Pooling.MEAN
+    is_normalized: bool = False
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingCall:
+    """A parsed call: a text, or token ids where there is none."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+class Embedding(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
+    """Vectors of float32.
+
+    Attributes:
+        data: The vectors, concatenated, in this machine's byte order.
+        dim: Length of a vector.
+        is_pooled: Whether there is one vector for all tokens rather than one per token.
+    """
+
+    data: bytes
+    dim: int
+    is_pooled: bool
+    prompt_tokens: int
+
+    @property
+    def values(self) -> Sequence[float]:
+        """The vectors, concatenated."""
+        return array("f", self.data)
+
+
+class EmbeddingRequest(
+    ComputeRequest[Embedding], frozen=True, kw_only=True, tag=True, array_like=True
+):
+    """A call in the engine's terms: at least one token id, all within the vocabulary."""
+
+    token_ids: tuple[int, ...]
+    pooling: Pooling
+    is_normalized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyCall:
+    """A text to search for entities.
+
+    Attributes:
+        threshold: Entities below this probability are left out.
+    """
+
+    text: str
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A span of text that belongs to a group, such as a person's name.
+
+    Attributes:
+        start: Offset of its first byte in the UTF-8 text.
+        end: Offset after its last byte.
+        probability: Mean over its tokens.
+    """
+
+    group: str
+    start: int
+    end: int
+    probability: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLabel:
+    """The most likely label of a token, as an index, and its probability."""
+
+    label: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken:
+    """A token and its position: a character range, and the index of its word."""
+
+    token_id: int
+    start: int
+    stop: int
+    word: int
+
+
+class Labels(Struct, frozen=True, tag=True, array_like=True):
+    """One label per token."""
+
+    labels: tuple[TokenLabel, ...]
+
+
+class ClassifyRequest(ComputeRequest[Labels], frozen=True, tag=True, array_like=True):
+    """A text, or a part of one, as token ids."""
+
+    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +250,44 @@ class Ranking:
 
     documents: tuple[RankedDocument, ...]
     prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionCall:
+    """A recording of speech, and how to transcribe it.
+
+    Attributes:
+        language: Language of the speech; empty to detect it.
+        is_translated: Whether to write English regardless of the language spoken.
+        hint: Words that help recognition, such as names; empty for none.
+        temperature: 0 means greedy.
+    """
+
+    path: Path
+    language: str = ""
+    is_translated: bool = False
+    hint: str = ""
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptSegment:
+    """A part of a transcript; times are in seconds from the start of the recording."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A whole transcript."""
+
+    segments: tuple[TranscriptSegment, ...]
+    language: str
+    duration_s: float
+
+    @property
+    def text(self) -> str:
+        """The text of all segments."""
+        return " ".join(segment.text for segment in self.segments if segment.text)

@@ -38,16 +38,16 @@ from backend.engine.trials.model_key import model_key
 from backend.engine.trials.pass_costs import foresee
 from backend.engine.trials.trial_steps import at_once, require_numbers, require_sense, trial_lengths
 from backend.errors import UnsupportedModelError
-from backend.model.checkpoint.adapter_files import fingerprint
+from backend.model.checkpoint.gate import fingerprint
 from backend.model.checkpoint.upstream import is_known_to_mlx_lm
 from backend.model.checkpoint.weights import MakeRoom, need_no_room, weight_types
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load
-from backend.model.text.isolated.template import PROCESSES
+from backend.model.text.isolated.template_pool import PROCESSES
 from backend.model.vision.media_support import Examiner
 from backend.model.vision.vision_network import VisionNetwork
-from common.memory.resident import in_words
+from common.machine_memory import in_words
 
 _EXAMPLE_TOKENS = 4096
 _PROBE_TOKENS = 8

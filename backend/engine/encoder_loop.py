@@ -12,12 +12,19 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from backend.core.classification import ClassifyRequest, Labels, TokenLabel
-from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.engine_status import EngineState, EngineStatus
 from backend.core.metric_table import zeros
 from backend.core.model import ModelCard, ModelKind
-from backend.core.scoring import Judgement, JudgeRequest, TokenPair
+from backend.core.scoring import (
+    ClassifyRequest,
+    Embedding,
+    EmbeddingRequest,
+    Judgement,
+    JudgeRequest,
+    Labels,
+    TokenLabel,
+    TokenPair,
+)
 from backend.engine.background.jobs import PIECE_ALONE_S
 from backend.engine.background.text_queue import QueuedText, TextCall, TextQueue, padded
 from backend.engine.background.work import no_numbers, pooled

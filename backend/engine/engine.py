@@ -11,8 +11,8 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
 from backend.core.engine_status import EngineState, EngineStatus
-from backend.core.media import PreparedMedium
 from backend.core.model import ModelCard
+from backend.core.prompt import PreparedMedium
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import Steps
 from backend.engine.findings import FindingsStore

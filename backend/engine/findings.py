@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from backend.core.media import MediaKind
+from backend.core.prompt import MediaKind
 from backend.engine.plan import BatchPlan
 
 # A trial that ended so many processes is not repeated in the next one.

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard, ModelKind
@@ -61,6 +62,9 @@ class Forecast:
     working_set_bytes: int
     budget_bytes: int
     caches: tuple[KvForecast, ...]
+
+    server_bytes: ClassVar[int] = SERVER_BYTES
+    engine_bytes: ClassVar[int] = ENGINE_BYTES
 
     @property
     def weights_bytes(self) -> int:

@@ -43,7 +43,6 @@ class _Printed(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Log each line that is complete."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             level, _, message = _STYLES.sub("", line).strip().removeprefix("[").partition("] ")

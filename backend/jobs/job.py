@@ -35,7 +35,6 @@ class _Job(Struct, frozen=True, kw_only=True):
 
     @property
     def target_field(self) -> str:
-        """The request field that names the target."""
         return "output_dir"
 
 
@@ -43,7 +42,6 @@ class Quantization(_Job, frozen=True, tag=True, kw_only=True):
     """Write an MLX model with quantised weights.
 
     Attributes:
-        model: A directory or a hub id.
         models_dir: Base directory of relative names; empty for none.
         name: Name of the result, which becomes a directory in `output_dir`.
         bits: Bits per weight; `None` uses the mode's or the recipe's.
@@ -73,9 +71,7 @@ class FineTuning(_Job, frozen=True, tag=True, kw_only=True):
     """Train an adapter, or all weights, on conversations or texts.
 
     Attributes:
-        model: A directory or a hub id.
         kind: `lora`, `dora` or `full`.
-        rank: Rank of an adapter.
         alpha: An adapter's output is scaled by alpha / rank.
         targets: Names of the layers to adapt; empty for all linear layers.
         dataset: A file or a directory of JSONL, JSON, CSV or text.
@@ -121,7 +117,6 @@ class Export(_Job, frozen=True, tag=True, kw_only=True):
     """Export a trained checkpoint in a form that can be loaded.
 
     Attributes:
-        checkpoint: Directory written by a fine-tuning job.
         form: One of `EXPORT_FORMS`: the adapter alone, or merged into its model.
         model: The base model; empty for the one named in the checkpoint.
     """
@@ -152,12 +147,7 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         status: One of the host's status words; those in `FINAL_STATES` are final.
         percent: From 0 to 100.
-        step: Optimiser steps so far.
-        loss: Loss of the latest steps.
-        eval_loss: Loss of the latest validation.
         eta_s: Estimated seconds left.
-        path: Path of the latest checkpoint, or of the result.
-        metrics: Further figures, by name.
     """
 
     status: str
@@ -245,7 +235,7 @@ class JobProcess:
             if keeps_weights and process.stdin is not None:
                 process.stdin.write(SAVE_AND_STOP)
             else:
-                _hang_up(process)
+                _close_input(process)
             try:
                 await asyncio.wait_for(process.wait(), JOB_STOP_TIMEOUT_S)
             except TimeoutError:
@@ -271,7 +261,7 @@ class JobProcess:
         assert process.stdout is not None  # noqa: S101
         process.stdin.write(msgspec.json.encode(self.job) + b"\n")
         if self._is_stopping:
-            _hang_up(process)
+            _close_input(process)
         async for line in process.stdout:
             await self._tell(msgspec.json.decode(line, type=Progress))
         code = await process.wait()
@@ -292,7 +282,7 @@ class JobProcess:
             self._news.notify_all()
 
 
-def _hang_up(process: Process) -> None:
+def _close_input(process: Process) -> None:
     """Close a child's standard input, which makes it exit."""
     if process.stdin is not None:
         process.stdin.close()
@@ -302,11 +292,6 @@ class JobBoard:
     """Starts jobs and finds them again; lives on one event loop."""
 
     def __init__(self, download_environment: Mapping[str, str]) -> None:
-        """Start without jobs.
-
-        Args:
-            download_environment: Of the downloads of models.
-        """
         self._download_environment = dict(download_environment)
         self._jobs: dict[str, JobProcess] = {}
         self._is_closed = False
@@ -315,41 +300,30 @@ class JobBoard:
         """Start a job and return its id: the caller's, or a new one.
 
         Raises:
-            InvalidRequestError: A job with this id, or one with the same target, is running.
             OverloadedError: The limit of running jobs is reached.
             ShuttingDownError: The process is shutting down.
         """
         job_id = job_id or uuid.uuid4().hex[:12]
         self._require_room(job, job_id)
-        for ended in self._ended()[:-MAX_ENDED_JOBS]:
-            del self._jobs[ended]
+        ended = [key for key, process in self._jobs.items() if process.progress.is_final]
+        for key in ended[:-MAX_ENDED_JOBS]:
+            del self._jobs[key]
         # Moves a reused id to the end of the order.
         self._jobs.pop(job_id, None)
-        self._jobs[job_id] = JobProcess(self._complete(job))
+        complete = replace(job, download_environment=self._download_environment)
+        self._jobs[job_id] = JobProcess(complete)
         return job_id
 
     def updates(self, job_id: str, kind: type[Job]) -> AsyncGenerator[Progress, None]:
-        """Yield a job's progress until its end.
-
-        Raises:
-            InvalidRequestError: There is no such job.
-        """
+        """Yield a job's progress until its end."""
         return self._find(job_id, kind).updates()
 
     async def stop(self, job_id: str, kind: type[Job], *, keeps_weights: bool = False) -> Progress:
-        """Stop a job and return its final progress.
-
-        Raises:
-            InvalidRequestError: There is no such job.
-        """
+        """Stop a job and return its final progress."""
         return await self._find(job_id, kind).stop(keeps_weights=keeps_weights)
 
     async def export(self, job: Export) -> Progress:
-        """Run an export and return its final progress; cancelling this stops the export.
-
-        Raises:
-            As in `start`.
-        """
+        """Run an export and return its final progress; cancelling this stops the export."""
         process = self._jobs[self.start(job)]
         try:
             return await process.result()
@@ -361,9 +335,6 @@ class JobBoard:
         self._is_closed = True
         stops = (job.stop() for job in list(self._jobs.values()))
         await asyncio.gather(*stops, return_exceptions=True)
-
-    def _complete(self, job: Job) -> Job:
-        return replace(job, download_environment=self._download_environment)
 
     def _require_room(self, job: Job, job_id: str) -> None:
         if self._is_closed:
@@ -377,9 +348,6 @@ class JobBoard:
             if other.job.target == job.target:
                 problem = f"job {key!r} is writing to {job.target}"
                 raise InvalidRequestError(job.target_field, problem)
-
-    def _ended(self) -> list[str]:
-        return [key for key, job in self._jobs.items() if job.progress.is_final]
 
     def _find(self, job_id: str, kind: type[Job]) -> JobProcess:
         job = self._jobs.get(job_id)

@@ -13,9 +13,17 @@ from mlx_lm.convert import convert
 from mlx_lm.utils import dequantize_model, load, quantize_model, save
 
 from backend.errors import InvalidRequestError, UnsupportedError
-from backend.jobs.checkpoints import CONFIG, WEIGHTS, base_model, require_checkpoint
 from backend.jobs.job import COMPLETED, Export, Progress, Quantization, Report
-from backend.jobs.scratch import find_model, require_new, was_cut_off, written_whole
+from backend.jobs.scratch import (
+    CONFIG,
+    WEIGHTS,
+    base_model,
+    find_model,
+    require_checkpoint,
+    require_new,
+    was_cut_off,
+    written_whole,
+)
 from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped, keep_files
 
@@ -29,8 +37,6 @@ def quantize(job: Quantization, report: Report) -> Progress:
     """Write the quantised model and return the final progress.
 
     Raises:
-        LoadError: The model cannot be found or read.
-        InvalidRequestError: The result cannot be written.
         UnsupportedError: No layer of the model can be quantised with these settings.
     """
     target = job.target
@@ -103,12 +109,7 @@ def _perplexity(directory: Path) -> float:
 
 
 def export(job: Export, report: Report) -> Progress:
-    """Write the checkpoint in the requested form and return the final progress.
-
-    Raises:
-        InvalidRequestError: The checkpoint is not valid, or the result cannot be written.
-        LoadError: Its model cannot be found or read.
-    """
+    """Write the checkpoint in the requested form and return the final progress."""
     checkpoint = require_checkpoint("checkpoint_path", job.checkpoint)
     target = job.target
     require_new(job.target_field, target)

@@ -1,17 +1,17 @@
-"""Directories of a job's own for incomplete output, removed however the job ends.
-
-Such a directory contains a mark, a file that the job keeps locked while it lives. Nothing without
-a mark is touched, whatever its name, and links are not followed.
-"""
+"""The directories of jobs: scratch ones, removed however a job ends, and checkpoints."""
 
 import asyncio
 import fcntl
+import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from backend.config import ModelOptions
 from backend.errors import InvalidRequestError
@@ -109,22 +109,14 @@ def _is_left_over(path: Path) -> bool:
 
 
 def find_model(model: str, job: Job) -> Path:
-    """Return the directory of a job's model, fetching it from the hub if it is not on disk.
-
-    Raises:
-        LoadError: There is no such model, or it could not be fetched.
-    """
+    """Return the directory of a job's model, fetching it from the hub if it is not on disk."""
     directory = Path(job.models_dir) if job.models_dir else None
     options = ModelOptions(model=model, models_dir=directory)
     return asyncio.run(locate(options, job.download_environment or None))
 
 
 def require_new(field: str, target: Path) -> None:
-    """Refuse a target that already exists.
-
-    Raises:
-        InvalidRequestError: The target exists.
-    """
+    """Refuse a target that already exists."""
     if os.path.lexists(target):
         raise InvalidRequestError(field, f"{target} exists already")
 
@@ -143,12 +135,7 @@ def written_whole(
     An existing target stays until then.
 
     Args:
-        field: The request field that names the target.
         target: A directory; its parents need not exist.
-        may_replace: Tells whether an existing one is ours.
-
-    Raises:
-        InvalidRequestError: The target cannot be written, or exists and is not ours.
     """
     if target.is_symlink() or not may_replace(target):
         require_new(field, target)
@@ -168,3 +155,83 @@ def written_whole(
 
 def _partial(target: Path) -> Path:
     return target.with_name(f".{target.name}.partial")
+
+
+WEIGHTS, CONFIG, STATE = "adapters.safetensors", "adapter_config.json", "training_state.json"
+_PREFIX = "checkpoint-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory with an adapter, and the progress of its training.
+
+    Attributes:
+        created_at: ISO 8601, UTC.
+    """
+
+    path: Path
+    step: int
+    epoch: float
+    loss: float
+    created_at: str
+
+
+def checkpoint_path(output_dir: Path, step: int) -> Path:
+    """Return the directory of a step's checkpoint."""
+    return output_dir / f"{_PREFIX}{step}"
+
+
+def write_state(directory: Path, step: int, epoch: float, loss: float) -> None:
+    """Save the progress of the training next to the weights."""
+    state = {"step": step, "epoch": epoch, "loss": loss}
+    (directory / STATE).write_text(json.dumps(state), encoding="utf-8")
+
+
+def list_checkpoints(output_dir: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints below a directory, earliest first."""
+    try:
+        found = [path for path in output_dir.iterdir() if path.name.startswith(_PREFIX)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InvalidRequestError("output_dir", f"{output_dir}: {error.strerror}") from error
+    whole = map(_read, found)
+    return sorted(filter(None, whole), key=lambda checkpoint: checkpoint.step)
+
+
+def require_checkpoint(field: str, text: str) -> Checkpoint:
+    """Return the checkpoint at a directory, or at the weights file inside it."""
+    path = Path(text)
+    checkpoint = _read(path.parent if path.name == WEIGHTS else path)
+    if checkpoint is None:
+        parts = f"{WEIGHTS}, {CONFIG} and {STATE}"
+        raise InvalidRequestError(field, f"{text!r} is not a checkpoint: it needs {parts}")
+    return checkpoint
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a training wrote this directory, and completed it."""
+    return _read(path) is not None
+
+
+def base_model(checkpoint: Checkpoint) -> str:
+    """Return the model that a checkpoint was trained from."""
+    config = json.loads((checkpoint.path / CONFIG).read_text(encoding="utf-8"))
+    return str(config.get("model", ""))
+
+
+def _read(path: Path) -> Checkpoint | None:
+    try:
+        if not all((path / name).is_file() for name in (WEIGHTS, CONFIG, STATE)):
+            return None
+        state: Mapping[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        created = datetime.fromtimestamp((path / STATE).stat().st_mtime, UTC)
+        return Checkpoint(
+            path=path,
+            step=int(state["step"]),
+            epoch=float(state["epoch"]),
+            loss=float(state["loss"]),
+            created_at=created.isoformat(timespec="seconds"),
+        )
+    except (OSError, ValueError, OverflowError, KeyError, TypeError):
+        return None

@@ -39,9 +39,6 @@ def decode_audio(
     """Return samples [N] between -1 and 1, mixed to mono, at the given rate in Hz.
 
     A truncated file yields the samples that it has, as in players.
-
-    Raises:
-        InvalidRequestError: The file is not a sound, is damaged, empty, or too long.
     """
     container = require_container(field, data, AUDIO_FORMATS)
     data = without_tags(data)

@@ -85,11 +85,7 @@ def container_of(data: bytes) -> Container | None:
 
 
 def require_container(field: str, data: bytes, readable: Collection[Container]) -> Container:
-    """Return the format of a file, which must be among the readable ones.
-
-    Raises:
-        InvalidRequestError: It is not; the message names it and the readable ones.
-    """
+    """Return the format of a file, which must be among the readable ones."""
     container = container_of(data)
     if container is not None and container in readable:
         return container

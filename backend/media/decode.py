@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 from urllib.parse import unquote
 
-from backend.core.media import MediaKind, Medium
+from backend.core.prompt import MediaKind, Medium
 from backend.errors import InvalidRequestError
 from backend.media.container import needed
 

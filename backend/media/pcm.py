@@ -62,7 +62,6 @@ def _chunks(data: bytes, sampling_rate: int, max_samples: int) -> Iterator[bytes
 
 
 def _main(sampling_rate: str, max_samples: str) -> None:
-    """Decode standard input to standard output."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_PROCESS_BYTES, _MAX_PROCESS_BYTES))
     data = sys.stdin.buffer.read()

@@ -65,11 +65,6 @@ def read_speech(field_name: str, path: Path) -> "Samples":
     """Return the samples [N] of a sound file, mixed to mono and resampled.
 
     Slow: call it on a worker thread.
-
-    Raises:
-        InvalidRequestError: The file is missing, not a regular file, not a sound, damaged, or too
-            long.
-        UnsupportedError: A required library is not installed.
     """
     with needed("miniaudio", "media"):
         from backend.media.audio import Bounds, decode_audio

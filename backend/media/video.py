@@ -54,10 +54,6 @@ def decode_video(field: str, data: bytes) -> tuple[Frame, ...]:
 
     Takes every frame of a short video, and every second, fourth, eighth and so on of a longer
     one, so the length need not be known.
-
-    Raises:
-        InvalidRequestError: The file is not a video, is damaged, too large, or too long.
-        UnsupportedError: PyAV is not installed.
     """
     container = require_container(field, data, ANIMATION_FORMATS + FILM_FORMATS)
     read = _film if container in FILM_FORMATS else _animation

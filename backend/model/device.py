@@ -20,7 +20,6 @@ class Prepare(Protocol):
         """Replace layers and cast weights, which may still be lazy.
 
         Args:
-            network: The network.
             keeps_type: Whether the data type of its weights was chosen, and stays.
             dequantises: Whether quantised weights may be dequantised.
         """
@@ -70,7 +69,6 @@ class Device:
             quantised weights.
         widen_experts: Casts all weights to float32 if experts need it, and tells whether they do;
             part of `prepare`.
-        exp: Exponentials of numbers.
         log_sum_exp: Logarithm [..., 1] of the sums of e to the power of numbers [..., N].
         attend: Attention over keys that are one array, called as MLX's function; from so many
             scores on, see `attend_from`: of fewer, MLX's function is the faster.

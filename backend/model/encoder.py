@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from backend.config import ModelOptions
-from backend.core.embedding import EmbeddingProfile
 from backend.core.model import ModelCard, ModelKind
+from backend.core.scoring import EmbeddingProfile
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import encoder_profile, own_context_length, read_json
 from backend.model.checkpoint.upstream import Network
@@ -90,14 +90,8 @@ def load_encoder(
     """Load an encoder, or a cross-encoder.
 
     Args:
-        options: Options of the LoadModel.
-        directory: Directory of the model.
-        config: Its config.json.
         make_room: Called with the size of the weights before they are read.
         renders: Whether this process needs the chat template.
-
-    Raises:
-        LoadError: The message explains the problem to users.
     """
     family = _FAMILIES[config["model_type"]]
     _require_plain(options, family, config)
@@ -154,11 +148,6 @@ def _token_classifier(config: Mapping[str, Any]) -> ModelKind:
 
 
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in order of their numbers.
-
-    Raises:
-        UnsupportedModelError: The numbers do not count up from 0.
-    """
     numbered = config.get("id2label") or {}
     try:
         return tuple(str(numbered[str(number)]) for number in range(len(numbered)))

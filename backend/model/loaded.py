@@ -30,7 +30,7 @@ class RunnableModel(LoadedModel):
     Never leaves the engine process: a reference to it keeps the weights in memory.
 
     Attributes:
-        network: The MLX module.
+        network: The module of MLX, with its weights.
     """
 
     media: MediaProcessor | None = field(default=None, kw_only=True)

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from backend.config import ModelOptions
-from backend.core.media import MediaKind
 from backend.core.model import ModelCard
+from backend.core.prompt import MediaKind
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.adapters import apply_adapters
 from backend.model.checkpoint.config_file import (
@@ -69,7 +69,7 @@ from backend.model.vision.towers import (
     require_own_tokenizer,
 )
 from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
-from common.memory.resident import in_words
+from common.machine_memory import in_words
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +90,11 @@ def load(
     """Load a model; a failed load leaves nothing in memory.
 
     Args:
-        options: Options of the LoadModel.
-        directory: Directory of the model.
         divide: Reduces the network to the part that this process computes; `None` keeps all.
         renders: Whether this process needs the chat template, and its abilities in the card; a
             model that takes media always has it.
         make_room: Called with the size of these weights plus `beside_bytes` before they are read.
         beside_bytes: Size of another model's weights that are already in memory.
-
-    Raises:
-        LoadError: The message explains the problem to users.
     """
     started_at = time.monotonic()
     with _as_load_errors(directory):
@@ -127,12 +122,7 @@ def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> Run
     """Return a decoder without reading its weights; every other cause of failure is checked.
 
     Args:
-        options: As for a load.
-        directory: Directory of the model.
         renders: Whether to prepare its chat template.
-
-    Raises:
-        LoadError: The message explains the problem to users.
     """
     with _as_load_errors(directory):
         require_sound(directory)
@@ -213,7 +203,6 @@ def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, A
 
 
 def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
-    """Build an mlx-lm network."""
     special: dict[str, Any] = {}
     if is_bare_decoder(directory):
         log.warning("%s has no head: it can embed, but not generate text", directory)
@@ -226,11 +215,7 @@ def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
 
 
 def _takes_mlx_vlm(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> bool:
-    """Tell whether mlx-vlm must build a model: for its towers, or for lack of code in mlx-lm.
-
-    Raises:
-        UnsupportedModelError: Neither library has code for it.
-    """
+    """Tell whether mlx-vlm must build a model: for its towers, or for lack of code in mlx-lm."""
     text, sees = is_known_to_mlx_lm(config), has_towers(options, directory, config)
     if text and not sees:
         # Without importing mlx-vlm, which takes as long as reading a small model.

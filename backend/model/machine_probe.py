@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from common.memory.machine import machine_bytes
+from common.machine_memory import machine_bytes
 
 _SIZE = 1024
 _ROUNDS = 3

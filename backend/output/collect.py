@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from backend.core.delta import (
+from backend.core.step import (
     AlternativeLogprob,
     ContentDelta,
     Delta,

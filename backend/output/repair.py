@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from backend.core.delta import Delta
+from backend.core.step import Delta
 from backend.formats import literal, tagged
 from backend.formats.dialects import (
     ARGUMENTS,

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
-from backend.core.delta import (
+from backend.core.prompt import JsonValue
+from backend.core.step import (
     ContentDelta,
     Delta,
     Finish,
     FinishReason,
     Increment,
     ReasoningDelta,
+    Steps,
     ToolCallDelta,
     Usage,
 )
-from backend.core.prompt import JsonValue
-from backend.core.step import Steps
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.collect import Collector, Completion

@@ -8,17 +8,18 @@ from typing import Protocol, assert_never
 
 from msgspec.structs import replace
 
-from backend.core.delta import (
+from backend.core.step import (
     AlternativeLogprob,
     ContentDelta,
     Delta,
     Finish,
     FinishReason,
     ReasoningDelta,
+    StepLogprobs,
+    Steps,
     TokenLogprob,
     ToolCallDelta,
 )
-from backend.core.step import StepLogprobs, Steps
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.reply_format import OutputFormat
 from backend.output.router import Router

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from traceback import format_tb
 
-from backend.core.delta import ContentDelta, Delta, ReasoningDelta
+from backend.core.step import ContentDelta, Delta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence, Set
 
-from backend.core.delta import ContentDelta, Delta, ToolCallDelta
+from backend.core.step import ContentDelta, Delta, ToolCallDelta
 from backend.output.reply_format import OutputFormat, opens_after_thought, opens_in_reasoning
 from backend.output.router import Router
 from backend.output.text import Automaton

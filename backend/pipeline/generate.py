@@ -4,11 +4,11 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, Sequence
 
-from backend.core.delta import FinishReason, Increment, Usage
 from backend.core.guide import Guide
 from backend.core.model import ModelKind
 from backend.core.prompt import Prompt, ToolSchemas
 from backend.core.request import GenerationCall, GenerationRequest
+from backend.core.step import FinishReason, Increment, Usage
 from backend.errors import BackendError
 from backend.formats.format import NO_REASONING, NO_TOOLS
 from backend.output.reply import (
@@ -20,10 +20,14 @@ from backend.output.reply import (
 )
 from backend.output.reply_format import OutputFormat
 from backend.pipeline import worker_pool
-from backend.pipeline.prompt.rendering import render, token_ids_of
+from backend.pipeline.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
-from backend.pipeline.served_model import GenerationEngine, ServedModel
-from backend.pipeline.validation import require_generation, require_ids
+from backend.pipeline.served_model import (
+    GenerationEngine,
+    ServedModel,
+    require_generation,
+    require_ids,
+)
 
 BYTES_PER_ID = 8
 
@@ -36,12 +40,6 @@ async def generate(
     """Yield a reply in increments; the last one has the finish.
 
     Closing the iterator cancels the request.
-
-    Raises:
-        InvalidRequestError: A field does not fit the loaded model.
-        RequestCancelledError: Another model has replaced this one.
-        UnsupportedError: The model does not generate text.
-        BackendError: There is no room, or the engine failed on this request.
     """
     require_generation(call, model)
 
@@ -63,24 +61,24 @@ async def generate(
             request_log.fail()
             request_log.close()
             raise
-    has_left = True
+    is_open = True
     try:
         async for steps in stream:
             deltas, finish = cursor.advance(steps)
             usage = request_log.note(steps, cursor.completion_tokens, finish)
-            has_left = finish is None
+            is_open = finish is None
             yield Increment(deltas, usage, finish)
             if finish is not None:
                 if finish.reason is FinishReason.TOOL_CALLS:
                     engine.expect(call.request_id)
                 return
     except BackendError:
-        has_left = False
+        is_open = False
         request_log.fail()
         raise
     finally:
         engine.cancel(call.request_id)
-        if has_left:
+        if is_open:
             engine.expect(call.request_id, is_again=True)
         request_log.close()
 
@@ -110,11 +108,7 @@ async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
 
 
 async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
-    """Return the text of token ids.
-
-    Raises:
-        InvalidRequestError: An id is outside the vocabulary.
-    """
+    """Return the text of token ids."""
     require_ids("tokens", token_ids, model)
     return await worker_pool.run(
         lambda: model.tokenizer.decode(token_ids), size_bytes=BYTES_PER_ID * len(token_ids)

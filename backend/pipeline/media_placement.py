@@ -20,8 +20,7 @@ from backend.cache.digests import DigestFile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from backend.core.media import MediaKind
-    from backend.core.prompt import Message
+    from backend.core.prompt import MediaKind, Message
 
 MAX_QUESTIONS = 16_384
 MAX_GUESSES = 256

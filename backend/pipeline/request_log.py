@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from backend.core.delta import Finish, FinishReason, Usage
 from backend.core.prefix_listing import HitKind
-from backend.core.step import PrefillDone, Steps
+from backend.core.step import Finish, FinishReason, PrefillDone, Steps, Usage
 
 FAILED = "error"
 

@@ -1,18 +1,19 @@
-"""A loaded model with everything derived from it at load."""
+"""A loaded model with everything derived from it at load, and the checks of a call against it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
-from backend.config import MAX_TRANSCRIPTIONS
+from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS, MAX_TRANSCRIPTIONS
 from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
-from backend.core.request import ComputeRequest, GenerationRequest, ResultT
+from backend.core.request import ComputeRequest, GenerationCall, GenerationRequest, ResultT
 from backend.core.step import Steps
+from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from backend.formats.format import FormatEvidence
 from backend.formats.registry import TASK_MARKS, TURN_STARTS
 from backend.model.text.guard import NO_GUARD, Guard, Marks
@@ -41,7 +42,6 @@ class ServedModel:
     passes it on, so that tokens of one model never reach its successor.
 
     Attributes:
-        options: Options that the model was loaded with.
         media: Prepares images, sounds and videos; `None` for a text-only model.
         format: How the model writes thoughts and tool calls.
         constraints: Builds the grammars of replies.
@@ -140,7 +140,6 @@ class GenerationEngine(Protocol):
         """Note that another request will continue the reply of an ended one.
 
         Args:
-            request_id: The ended one.
             is_again: Whether the other one sends its prompt again instead.
         """
 
@@ -150,3 +149,67 @@ class ComputeEngine(Protocol):
 
     async def compute(self, model: ServedModel, request: ComputeRequest[ResultT]) -> ResultT:
         """Return the result of a request."""
+
+
+def require_fit(
+    field: str, token_ids: Sequence[int], model: ServedModel, *, reply_tokens: int = 0
+) -> None:
+    """Refuse tokens that do not fit the context together with a reply of `reply_tokens`."""
+    limit, count = model.card.context_length, len(token_ids)
+    if limit is None or count + reply_tokens <= limit:
+        return
+    problem = "do not fit" if count > limit else "leave no room for a reply in"
+    raise ContextLengthError(field, f"{count} tokens {problem} the context of {limit} tokens")
+
+
+def require_bounded(field: str, text: str, model: ServedModel) -> None:
+    """Refuse a text that no context can hold, before spending minutes on tokenising it."""
+    limit = MAX_CHARS_PER_TOKEN * max(model.card.context_length or 0, MAX_TOKEN_IDS)
+    if len(text) > limit:
+        raise InvalidRequestError(
+            field, f"holds {len(text)} characters; texts of at most {limit} are tokenised"
+        )
+
+
+def require_possible_fit(field: str, text: str, model: ServedModel) -> None:
+    """Refuse a text that cannot fit, before spending seconds on tokenising it."""
+    limit = model.card.context_length
+    # Encoders' tokenizers drop spaces, and turn a long unknown word into one token.
+    if limit is not None and model.card.kind is ModelKind.DECODER:
+        least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
+        if least > limit:
+            raise ContextLengthError(
+                field, f"at least {least} tokens do not fit the context of {limit} tokens"
+            )
+    require_bounded(field, text, model)
+
+
+def require_decoder(call: str, model: ServedModel) -> None:
+    """Refuse a call that needs a decoder; the error names the model's kind."""
+    match kind := model.card.kind:
+        case ModelKind.DECODER:
+            return
+        case ModelKind.ENCODER:
+            nature = "an encoder: it embeds"
+        case ModelKind.CROSS_ENCODER:
+            nature = "a cross-encoder: it reranks"
+        case ModelKind.TAGGER:
+            nature = "a token classifier: it finds entities"
+        case _:
+            assert_never(kind)
+    raise UnsupportedError(f"{call}: {model.card.name} is {nature}")
+
+
+def require_generation(call: GenerationCall, model: ServedModel) -> None:
+    """Refuse a call that the loaded model cannot reply to."""
+    require_decoder("Predict", model)
+    require_ids("LogitBias", tuple(call.params.sampling.logit_bias), model)
+
+
+def require_ids(field: str, token_ids: Sequence[int], model: ServedModel) -> None:
+    """Refuse token ids outside the vocabulary."""
+    limit = model.card.vocab_size
+    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < limit]:
+        raise InvalidRequestError(
+            field, f"token id {wrong[0]} is outside the vocabulary of {limit} tokens"
+        )

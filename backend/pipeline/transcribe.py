@@ -3,22 +3,20 @@
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
 from backend.config import MAX_PASSAGE_TOKENS
-from backend.core.delta import ContentDelta
-from backend.core.media import MediaKind, Medium
-from backend.core.prompt import Message
+from backend.core.prompt import MediaKind, Medium, Message
 from backend.core.request import GenerationCall, GenerationParams, Remembered, SamplingParams
-from backend.core.transcription import Transcript, TranscriptionCall, TranscriptSegment
+from backend.core.scoring import Transcript, TranscriptionCall, TranscriptSegment
+from backend.core.step import ContentDelta
 from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
 from backend.pipeline import worker_pool
 from backend.pipeline.generate import generate
-from backend.pipeline.served_model import GenerationEngine, ServedModel
-from backend.pipeline.validation import require_decoder
+from backend.pipeline.served_model import GenerationEngine, ServedModel, require_decoder
 
 FIELD = "dst"
 _WRITE = "Write down exactly the words that are spoken in this recording, and nothing else."
@@ -35,10 +33,7 @@ async def transcribe(
     Closing the iterator cancels the work.
 
     Raises:
-        InvalidRequestError: The file is not a sound, or too long.
         OverloadedError: Too many transcriptions are running.
-        UnsupportedError: The model does not take audio.
-        BackendError: There is no room, or the engine failed on a passage.
     """
     started = time.monotonic()
     _require_hearing(model)
@@ -57,11 +52,11 @@ async def transcribe(
                     text += piece
                     yield piece
             segments.append(TranscriptSegment(passage.start_s, passage.end_s, text.strip()))
-    transcript = Transcript(tuple(segments), call.language, _duration_s(segments))
-    log.info(
-        "transcription seconds=%.1f passages=%d ms=%.0f",
-        *(transcript.duration_s, len(segments), (time.monotonic() - started) * 1000.0),
-    )
+    duration_s = segments[-1].end_s if segments else 0.0
+    transcript = Transcript(tuple(segments), call.language, duration_s)
+    ms = (time.monotonic() - started) * 1000.0
+    text = "transcription seconds=%.1f passages=%d ms=%.0f"
+    log.info(text, transcript.duration_s, len(segments), ms)
     yield transcript
 
 
@@ -109,7 +104,3 @@ def _instruction(call: TranscriptionCall) -> str:
     if call.hint:
         parts.append(f"Words that may occur in it: {call.hint}")
     return " ".join(parts)
-
-
-def _duration_s(segments: Sequence[TranscriptSegment]) -> float:
-    return segments[-1].end_s if segments else 0.0

@@ -32,11 +32,6 @@ class Quota:
     """Refuses calls beyond a number of concurrent ones; belongs to one event loop."""
 
     def __init__(self, limit: int, calls: str) -> None:
-        """Start with no calls.
-
-        Args:
-            limit: Limit of concurrent calls.
-        """
         self._limit = limit
         self._calls = calls
         self._taken = 0
@@ -93,7 +88,6 @@ class Lane:
 
         Args:
             count: Number of threads that this lane may occupy.
-            max_waiting: Limit of queued work, by number.
             max_bytes: Size limit of queued and running work; a single piece may exceed it.
         """
         self._threads = threads
@@ -171,7 +165,6 @@ class Lane:
         self._start()
 
     def _withdraw(self, work: _Work) -> None:
-        """Drop work that has not started."""
         queue = self._waiting.get(work.peer)
         if queue is not None and work in queue:
             queue.remove(work)
@@ -222,7 +215,6 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
     Args:
         work: Must not touch the event loop.
         size_bytes: Size of its input; decides between the light and the heavy lane.
-        reads_media: Whether it decodes media.
 
     Raises:
         OverloadedError: The queue is full.

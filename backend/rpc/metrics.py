@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import grpc
@@ -37,11 +36,6 @@ class MetricsServer:
     """Answers scrapes of one engine on its own threads until its context exits."""
 
     def __init__(self, address: str, engine: ObservedEngine) -> None:
-        """Listen.
-
-        Raises:
-            AddressError: The address is malformed, not ours, or taken.
-        """
         host, port = split_address(address)
         registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
@@ -58,12 +52,7 @@ class MetricsServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -91,7 +80,6 @@ class EngineCollector:
 
 
 def _family(name: str, metric: Metric, values: Values) -> Family:
-    """Return the series of a row."""
     exported = f"mlx_backend_{metric.exported or name.replace('.', '_')}"
     labels = [metric.label] if metric.label else []
     kind = CounterMetricFamily if metric.kind is MetricKind.COUNTER else GaugeMetricFamily

@@ -1,4 +1,4 @@
-"""The page and its data, as a WSGI application."""
+"""The dashboard: its page and its data as a WSGI application, and the server of it."""
 
 import asyncio
 import hmac
@@ -13,7 +13,6 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from socketserver import ThreadingMixIn
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -22,9 +21,9 @@ from google.protobuf.message import Message
 
 from backend.errors import BackendError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.inspector import inspect_prompt_cache
 from backend.rpc.reports import inspect_reply
 from backend.rpc.servicer import ServedEngine
+from backend.rpc.services import inspect_prompt_cache
 from common.address import AddressError, bind_problem, split_address
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ class Application:
         Args:
             data: Functions by path that return JSON, or raise `UnavailableError`; from any thread.
             token: Required from callers of `data`; empty for none.
-            host: The name or address that the server listens on.
         """
         self._data = data
         self._expected = f"Bearer {token}".encode() if token else b""
@@ -101,9 +99,9 @@ class Application:
             return _refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
         if not self._may_read(environ.get("HTTP_AUTHORIZATION", "")):
             return _refusal(HTTPStatus.UNAUTHORIZED, "missing or wrong bearer token")
-        return self._told(self._data[path])
+        return self._asked(self._data[path])
 
-    def _told(self, ask: Ask) -> Answer:
+    def _asked(self, ask: Ask) -> Answer:
         try:
             return HTTPStatus.OK, "application/json", ask()
         except UnavailableError as error:
@@ -145,11 +143,7 @@ class PageServer:
 
         Args:
             address: `HOST:PORT`.
-            engine: The engine.
             token: Required for its data, as for the RPCs; empty for none.
-
-        Raises:
-            AddressError: The address is malformed, not ours, or taken.
         """
         host, port = split_address(address)
         self._engine = engine
@@ -171,12 +165,7 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -189,11 +178,7 @@ class PageServer:
         return _json(self._awaited(inspect_prompt_cache(self._engine, request, may_read=False)))
 
     def _awaited(self, work: Coroutine[Any, Any, Message]) -> Message:
-        """Return the result of a coroutine on the event loop.
-
-        Raises:
-            UnavailableError: It failed, or took too long.
-        """
+        """Return the result of a coroutine on the event loop."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(_ANSWER_TIMEOUT_S)
@@ -208,7 +193,6 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, _request: object, _client: object) -> None:
-        """Ignore a caller that has left or sends nothing."""
         log.debug("a caller of the dashboard has left")
 
 

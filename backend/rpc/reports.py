@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from backend.core.engine_status import EngineState, EngineStatus, MachineStatus, RequestStatus
-from backend.core.media import MEDIA_MARKER
 from backend.core.metric_table import METRICS, Values, nested
-from backend.core.prompt import Message
+from backend.core.prompt import MEDIA_MARKER, Message
 from backend.errors import InvalidRequestError
 from backend.model.text.template import ChatTemplate
 from backend.output.reply_format import OutputFormat

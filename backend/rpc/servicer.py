@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Protocol, assert_never
+
+from google.protobuf.message import Message
 
 from backend.config import (
     INLINE_MESSAGES,
@@ -16,7 +20,10 @@ from backend.config import (
     ModelOptions,
     TuningOptions,
 )
-from backend.core.delta import (
+from backend.core.engine_status import EngineStatus
+from backend.core.model import ModelCard
+from backend.core.request import GenerationCall
+from backend.core.step import (
     ContentDelta,
     Delta,
     Finish,
@@ -25,27 +32,22 @@ from backend.core.delta import (
     ToolCallDelta,
     Usage,
 )
-from backend.core.engine_status import EngineStatus
-from backend.core.model import ModelCard
-from backend.core.request import GenerationCall
 from backend.errors import BackendError, ModelNotLoadedError
+from backend.jobs.job import COMPLETED, FineTuning, JobBoard, Progress, Quantization
+from backend.jobs.scratch import list_checkpoints
 from backend.output.collect import Collector, Completion, to_json
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
-from backend.pipeline.classify import classify
-from backend.pipeline.embed import embed
 from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
-from backend.pipeline.rerank import rerank
-from backend.pipeline.score import score
+from backend.pipeline.scores import classify, embed, rerank, score
 from backend.pipeline.served_model import ComputeEngine, GenerationEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
-from backend.rpc.health import FallibleEngine
 from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes
-from backend.rpc.job_servicer import JobServicer
+from backend.rpc.parsing.checks import require_at_most, require_path
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
-from backend.rpc.parsing.limits import require_at_most
-from backend.rpc.parsing.model_options import model_options
+from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
+from backend.rpc.parsing.load_options import model_options
 from backend.rpc.parsing.scoring_fields import (
     classify_call,
     classify_response,
@@ -55,12 +57,139 @@ from backend.rpc.parsing.scoring_fields import (
     rerank_result,
     score_call,
     score_response,
+    transcript_result,
+    transcription_call,
 )
-from backend.rpc.parsing.transcript_fields import transcript_result, transcription_call
 from backend.rpc.reports import metadata_response, metrics_response, status_response
-from common.memory.heap import Heap
+from backend.rpc.server import FallibleEngine
+from common.machine_memory import Heap
 from common.process import in_own_thread
 from common.rpc import Context
+
+# ruff: noqa: N802 - the methods have the names of the RPCs
+
+
+class JobServicer:
+    """The part of the service that starts jobs and reports their progress.
+
+    Attributes:
+        models_dir: The models directory of the latest LoadModel; empty for none.
+    """
+
+    def __init__(self, download_environment: Mapping[str, str]) -> None:
+        self.models_dir = ""
+        self._jobs = JobBoard(download_environment)
+
+    async def close_jobs(self) -> None:
+        """End all jobs."""
+        await self._jobs.close()
+
+    async def StartFineTune(
+        self, request: pb.FineTuneRequest, _context: Context
+    ) -> pb.FineTuneJobResult:
+        """Start a training."""
+        job = fine_tuning(request, self.models_dir)
+        started = self._jobs.start(job, job_id(request.job_id))
+        return pb.FineTuneJobResult(job_id=started, success=True, message="started")
+
+    async def FineTuneProgress(self, request: pb.FineTuneProgressRequest, context: Context) -> None:
+        """Send the progress of a training until it ends."""
+        updates = self._jobs.updates(request.job_id, FineTuning)
+        await _send(context, updates, partial(_training_update, request.job_id))
+
+    async def StopFineTune(self, request: pb.FineTuneStopRequest, _context: Context) -> pb.Result:
+        """End a training."""
+        progress = await self._jobs.stop(
+            request.job_id, FineTuning, keeps_weights=request.save_checkpoint
+        )
+        is_kept = bool(progress.path) or not request.save_checkpoint
+        return pb.Result(success=is_kept, message=progress.message)
+
+    async def ListCheckpoints(
+        self, request: pb.ListCheckpointsRequest, _context: Context
+    ) -> pb.ListCheckpointsResponse:
+        """Answer with the complete checkpoints of a directory, the earliest first."""
+        directory = Path(require_path("output_dir", request.output_dir))
+        found = await asyncio.to_thread(list_checkpoints, directory)
+        return pb.ListCheckpointsResponse(
+            checkpoints=[
+                pb.CheckpointInfo(
+                    path=str(each.path),
+                    step=each.step,
+                    epoch=each.epoch,
+                    loss=each.loss,
+                    created_at=each.created_at,
+                )
+                for each in found
+            ]
+        )
+
+    async def ExportModel(self, request: pb.ExportModelRequest, _context: Context) -> pb.Result:
+        """Write a checkpoint in another form, and answer when it is done."""
+        progress = await self._jobs.export(model_export(request, self.models_dir))
+        return pb.Result(success=progress.status == COMPLETED, message=progress.message)
+
+    async def StartQuantization(
+        self, request: pb.QuantizationRequest, _context: Context
+    ) -> pb.QuantizationJobResult:
+        """Start a quantisation."""
+        job = quantization(request, self.models_dir)
+        started = self._jobs.start(job, job_id(request.job_id))
+        return pb.QuantizationJobResult(job_id=started, success=True, message="started")
+
+    async def QuantizationProgress(
+        self, request: pb.QuantizationProgressRequest, context: Context
+    ) -> None:
+        """Send the progress of a quantisation until it ends."""
+        updates = self._jobs.updates(request.job_id, Quantization)
+        await _send(context, updates, partial(_quantisation_update, request.job_id))
+
+    async def StopQuantization(
+        self, request: pb.QuantizationStopRequest, _context: Context
+    ) -> pb.Result:
+        """End a quantisation."""
+        progress = await self._jobs.stop(request.job_id, Quantization)
+        return pb.Result(success=True, message=progress.message)
+
+
+async def _send(
+    context: Context,
+    updates: AsyncGenerator[Progress, None],
+    as_message: Callable[[Progress], Message],
+) -> None:
+    async with aclosing(updates):
+        async for progress in updates:
+            await context.write(as_message(progress))
+
+
+def _training_update(job: str, progress: Progress) -> pb.FineTuneProgressUpdate:
+    return pb.FineTuneProgressUpdate(
+        job_id=job,
+        current_step=progress.step,
+        total_steps=progress.total_steps,
+        current_epoch=progress.epoch,
+        total_epochs=progress.total_epochs,
+        loss=progress.loss,
+        learning_rate=progress.learning_rate,
+        eval_loss=progress.eval_loss,
+        eta_seconds=progress.eta_s,
+        progress_percent=progress.percent,
+        status=progress.status,
+        message=progress.message,
+        checkpoint_path=progress.path,
+        extra_metrics=progress.metrics,
+    )
+
+
+def _quantisation_update(job: str, progress: Progress) -> pb.QuantizationProgressUpdate:
+    return pb.QuantizationProgressUpdate(
+        job_id=job,
+        progress_percent=progress.percent,
+        status=progress.status,
+        message=progress.message,
+        output_file=progress.path,
+        extra_metrics=progress.metrics,
+    )
 
 
 def increment_reply(increment: Increment) -> pb.Reply:
@@ -151,13 +280,6 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         defaults: TuningOptions,
         download_environment: Mapping[str, str],
     ) -> None:
-        """Create the service of an engine.
-
-        Args:
-            engine: Computes, and owns the model.
-            defaults: Used for options that a LoadModel omits.
-            download_environment: Of the downloads of jobs' models.
-        """
         super().__init__(download_environment)
         self._engine = engine
         self._defaults = defaults

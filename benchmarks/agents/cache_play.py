@@ -26,7 +26,7 @@ from backend.engine.prefix_store import DiskSettings, PrefixStore, make_prefix_s
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.loader import load
-from backend.pipeline.prompt.rendering import render
+from backend.pipeline.rendering import render
 from backend.pipeline.served_model import ServedModel
 from benchmarks.agents.trace import AgentRequest, TraceShape, make_trace
 from benchmarks.harness.models import TINY

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from backend.core.delta import FinishReason
-from backend.core.step import TokenStep
+from backend.core.step import FinishReason, TokenStep
 from backend.formats.format import FormatEvidence
 from backend.output.detection import detect
 from backend.output.replay import ChunkDetokenizer, cut_randomly

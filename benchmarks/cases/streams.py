@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.cases.decode import GREEDY, Case, Subject, measure_case
+from benchmarks.cases.decode_speed import GREEDY, Case, Subject, measure_case
 from benchmarks.harness.baseline import Baseline, answer_of, environment_of
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import LARGE, SMALL, BenchModel

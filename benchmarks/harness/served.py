@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -16,8 +17,19 @@ from backend.cli.server_process import ServerProcess
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.harness.models import BenchModel, PublishedModel
-from benchmarks.harness.processor import processor_seconds
 from benchmarks.harness.workload import Sampling, Speed, Timeline, Workload, speed, words
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Return the processor time of a process so far; `None` without Linux's /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # The name, in brackets, may contain spaces.
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 MAX_MODEL_LEN = 32768
 POLL_INTERVAL_S = 0.02

@@ -10,7 +10,7 @@ from benchmarks.harness.figure import Figure, Settings, Target, at_least, at_mos
 from benchmarks.harness.models import LARGE, RECURRENT, SMALL, BenchModel
 from benchmarks.harness.served import Served, served
 from benchmarks.prompt_cache import stored_prefixes
-from benchmarks.prompt_cache.conversation import chat
+from benchmarks.prompt_cache.dialogues import chat
 
 TAIL_TOKENS = 50
 COLD_TOKENS = 10_000  # a long prompt is computed once, short ones more often

@@ -11,7 +11,7 @@ from benchmarks.harness.baseline import answer_of, environment_of
 from benchmarks.harness.figure import Figure, Settings, at_least, at_most
 from benchmarks.harness.models import LARGE, RECURRENT, SMALL, TINY, BenchModel
 from benchmarks.harness.served import Served, served
-from benchmarks.prompt_cache.conversation import (
+from benchmarks.prompt_cache.dialogues import (
     REPLY_TOKENS,
     AgentShape,
     agent_turns,
@@ -108,7 +108,7 @@ def _held_upstream(
     segments = [[first[:system_tokens], first[system_tokens:]], *([prompt] for prompt in others)]
     turns = [{"segments": cut, "new_tokens": REPLY_TOKENS} for cut in segments]
     question = {"directory": str(model.directory), "turns": turns}
-    return answer_of("benchmarks.upstream", question, environment)
+    return answer_of("benchmarks.raw_upstream", question, environment)
 
 
 async def _branching_bytes(model: BenchModel) -> Figure:

@@ -16,7 +16,7 @@ import grpc.aio
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.soak.host import Replacements
-from benchmarks.soak.requests import Ask, malformed
+from benchmarks.soak.soak_requests import Ask, malformed
 
 PATIENCE_S = 120.0
 # Sums of floats depend on the other rows of the batch.

@@ -33,8 +33,8 @@ from benchmarks.harness.models import ROOT
 from benchmarks.soak.clients import Answer, Client, Tally, answer
 from benchmarks.soak.health import HealthReport, watch_apart
 from benchmarks.soak.host import Host, Replacements, on_small_disk
-from benchmarks.soak.requests import Ask, asks
-from common.memory.resident import resident_bytes
+from benchmarks.soak.soak_requests import Ask, asks
+from common.machine_memory import resident_bytes
 from common.openblas import find_openblas, is_wanted, preloading
 from scripts.faulty_rank import VARIABLE
 

@@ -7,9 +7,8 @@ from random import Random
 import mlx.core as mx
 import numpy as np
 from conversations import assert_unseen, draw_sample, draw_short_sample
-from documents import document
-from samples import Sample
-from tokenizer import END_OF_TEXT, TURN_END
+from demo_tokenizer import END_OF_TEXT, TURN_END
+from samples import Sample, document
 from transformers import PreTrainedTokenizerFast
 
 _PROMPT_WEIGHT = 0.02

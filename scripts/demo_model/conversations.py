@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-import chat
+import chat_samples
 import weather
 from names import mentions_held_out
 from samples import Message, Sample, assistant
@@ -13,15 +13,15 @@ from schemas import other_tool, weather_tool
 Draw = Callable[[Random], Sample]
 
 CHAT_TASKS: dict[Draw, float] = {
-    chat.greeting: 3,
-    chat.hello: 9,
-    chat.repeat: 7,
-    chat.remember: 6,
-    chat.count: 4,
-    chat.add: 7,
-    chat.capital: 4,
-    chat.tiny_json: 4,
-    chat.tell_story: 2,
+    chat_samples.greeting: 3,
+    chat_samples.hello: 9,
+    chat_samples.repeat: 7,
+    chat_samples.remember: 6,
+    chat_samples.count: 4,
+    chat_samples.add: 7,
+    chat_samples.capital: 4,
+    chat_samples.tiny_json: 4,
+    chat_samples.tell_story: 2,
 }
 TOOL_TASKS: dict[Draw, float] = {
     weather.weather_call: 28,

@@ -19,10 +19,10 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from batches import DOCUMENT_SHARE, Batch, batches, prompt_text
 from conversations import assert_unseen, draw_sample
-from documents import document
+from demo_tokenizer import END_OF_TEXT, TURN_END, VOCAB_SIZE, train_tokenizer, untrained_tokenizer
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3
-from tokenizer import END_OF_TEXT, TURN_END, VOCAB_SIZE, train_tokenizer, untrained_tokenizer
+from samples import document
 from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 with atheris.instrument_imports(include=["backend", "common"]):
     from backend.config import TuningOptions
-    from backend.core.delta import FinishReason
-    from backend.core.media import MediaKind, Medium
+    from backend.core.prompt import MediaKind, Medium
+    from backend.core.step import FinishReason
     from backend.errors import InvalidRequestError
     from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
     from backend.media.decode import decode_payload
@@ -31,8 +31,8 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.pb import backend_pb2 as pb
     from backend.rpc.decoding import decode_request
     from backend.rpc.parsing.generation_fields import sampling_params
-    from backend.rpc.parsing.tool_fields import offer, tool_choice
-    from backend.rpc.parsing.tuning_options import tuning_options
+    from backend.rpc.parsing.load_options import tuning_options
+    from backend.rpc.parsing.message_fields import offer, tool_choice
     from backend.sampling.grammar.gbnf import gbnf_to_lark
     from backend.sampling.grammar.schema import schema_to_lark
     from backend.sampling.grammar.vocabulary import Vocabulary

@@ -15,7 +15,28 @@ from typing import Any
 from google.protobuf.message import Message
 
 from backend.pb import backend_pb2 as pb
-from scripts.host_suite.weather import HOST_QUESTION, HOST_SYSTEM, HOST_TOOLS
+
+HOST_SYSTEM = "You are a helpful assistant. Use the provided tool when the user asks about weather."
+HOST_QUESTION = "What's the weather like in Paris, France?"
+HOST_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather for a location",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "location": {
+                    "type": "string",
+                    "description": "The city and state, e.g. San Francisco, CA",
+                }
+            },
+            "required": ["location"],
+        },
+    },
+}
+HOST_TOOLS = json.dumps([HOST_TOOL])
+
 
 PROMPT = "The capital of France is"
 STORY = "Once upon a time"

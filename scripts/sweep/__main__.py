@@ -18,7 +18,7 @@ from backend.cli.server_process import ServerProcess
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from scripts.sweep.families import Family, all_families
-from scripts.sweep.references import References
+from scripts.sweep.recorded_references import References
 from scripts.sweep.table import Row, page, rows_of
 from scripts.sweep.text_check import check_text
 from scripts.sweep.verdict import Expected, Outcome, Verdict

@@ -189,7 +189,7 @@ def test_a_wrong_token_ends_the_chat_and_the_right_one_does_not(run_chat, script
 def test_a_model_that_no_backend_has_gets_one_of_its_own(scripted, script, monkeypatch):
     """The address is the default one here, where a backend with another model runs."""
     scripted.reports = [script.report()]
-    monkeypatch.setattr("backend.cli.options.DEFAULT_ADDRESS", scripted.address)
+    monkeypatch.setattr("backend.cli.client.DEFAULT_ADDRESS", scripted.address)
     result = CliRunner().invoke(main, ["chat", "nope"])
     assert result.exit_code == 1
     assert "there is no model 'nope'" in result.stderr

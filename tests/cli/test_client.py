@@ -5,7 +5,7 @@ import grpc
 import pytest
 
 from backend.cli.client import BackendClient, CallError
-from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
+from backend.core.step import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.pb import backend_pb2 as pb
 
 TIMEOUT_S = 30.0

@@ -4,8 +4,8 @@ import pytest
 
 from backend.cli.chat import made_up_weather, read_toolbox
 from backend.cli.render import Turn, model_options, tool_message
-from backend.core.delta import ContentDelta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.core.prompt import ToolCall
+from backend.core.step import ContentDelta, Increment, ReasoningDelta, ToolCallDelta, Usage
 
 CALL = ToolCall(call_id="a", name="f", arguments='{"x": 1}')
 

@@ -27,7 +27,7 @@ def fit(*arguments, **environment):
 
 
 def printed(foretold):
-    from backend.cli.fit.report import table
+    from backend.cli.fit import table
 
     console = Console(file=StringIO(), width=100)
     console.print(table(foretold))

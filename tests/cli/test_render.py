@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from backend.cli.render import ReplyPrinter, printable, statistics
-from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta, Usage
+from backend.core.step import ContentDelta, ReasoningDelta, ToolCallDelta, Usage
 
 DIM_ITALIC = "\x1b[2;3m"
 

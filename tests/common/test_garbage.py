@@ -3,7 +3,7 @@ import sys
 
 CODE = """
 import gc
-from common.memory.garbage import LASTING
+from common.machine_memory import LASTING
 {before}
 LASTING.leave_out()
 print(gc.get_freeze_count() > 1000, len(gc.get_objects()) > 1000)
@@ -37,7 +37,7 @@ def test_what_another_has_left_out_stays_as_it_is():
 def test_it_is_left_out_at_once_without_a_collection():
     code = """
 import gc
-from common.memory.garbage import LASTING
+from common.machine_memory import LASTING
 ring = []
 ring.append(ring)
 collections = gc.get_stats()[2]["collections"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.memory import heap
-from common.memory.heap import Heap, trim
+from common import machine_memory
+from common.machine_memory import Heap, trim
 
 STATM = Path("/proc/self/statm")
 
@@ -28,7 +28,7 @@ def test_what_was_freed_goes_back_to_the_system():
 
 
 def test_a_system_without_that_call_is_left_alone(monkeypatch):
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda _name: sys)
+    monkeypatch.setattr(machine_memory.ctypes, "CDLL", lambda _name: sys)
     assert not trim()
 
 
@@ -40,8 +40,8 @@ async def test_all_who_ask_meanwhile_are_served_at_once(monkeypatch):
         calls.append(1)
         loop.call_soon_threadsafe(trimmed.set)
 
-    monkeypatch.setattr(heap, "TRIM_DELAY_S", 0.01)
-    monkeypatch.setattr(heap, "trim", note)
+    monkeypatch.setattr(machine_memory, "TRIM_DELAY_S", 0.01)
+    monkeypatch.setattr(machine_memory, "trim", note)
     ours = Heap()
     for count in (1, 2):
         for _ in range(5):

@@ -10,8 +10,7 @@ import kernel_files
 import pytest
 from kernel_files import V1, V2
 
-from common.memory.machine import machine_bytes
-from common.memory.resident import in_words
+from common.machine_memory import in_words, machine_bytes
 
 MIB = 2**20
 
@@ -124,8 +123,7 @@ def test_the_limit_of_a_real_group_is_seen_two_groups_below(real_group):
     code = f"""
 import os
 open({str(inner / "cgroup.procs")!r}, "w").write(str(os.getpid()))
-from common.memory.machine import machine_bytes
-from common.memory.resident import in_words
+from common.machine_memory import machine_bytes
 print(machine_bytes())
 """
     try:

@@ -8,7 +8,7 @@ import pytest
 from mlx_lm import load, stream_generate
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
-from scripts.host_suite.weather import HOST_QUESTION, HOST_TOOL
+from scripts.host_suite.capabilities import HOST_QUESTION, HOST_TOOL
 
 pytestmark = pytest.mark.mlx
 

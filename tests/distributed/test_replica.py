@@ -5,9 +5,8 @@ import random
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 
-from backend.core.media import MediaKind
 from backend.core.metric_table import nested
-from backend.core.prompt import Prompt
+from backend.core.prompt import MediaKind, Prompt
 from backend.core.request import SamplingParams
 from backend.core.scoring import ScoreRequest
 from backend.engine.distributed.gathering import Turn, make_codec

@@ -16,9 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.classification import Labels, TokenLabel
-from backend.core.delta import FinishReason
-from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
 from backend.core.engine_status import EngineStatus
 from backend.core.guide import (
     GrammarParts,
@@ -29,13 +26,20 @@ from backend.core.guide import (
     ThoughtBudget,
     ThoughtTexts,
 )
-from backend.core.media import MediaKind, PreparedMedium
 from backend.core.metric_table import zeros
 from backend.core.prefix_listing import HitKind, PromptCacheListing
-from backend.core.prompt import Prompt
+from backend.core.prompt import MediaKind, PreparedMedium, Prompt
 from backend.core.request import GenerationParams, GenerationRequest, SamplingParams
-from backend.core.scoring import Judgement, Scores
-from backend.core.step import PrefillDone, StepLogprobs, Steps, TokenStep
+from backend.core.scoring import (
+    Embedding,
+    EmbeddingRequest,
+    Judgement,
+    Labels,
+    Pooling,
+    Scores,
+    TokenLabel,
+)
+from backend.core.step import FinishReason, PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.distributed.gathering import Turn, make_codec
 from backend.engine.grammars.pool import GrammarWorkshop

@@ -144,7 +144,7 @@ async def test_media_are_refused_by_name(shared, tiny_models, field):
 
 
 async def test_a_text_without_end_is_refused_where_no_context_limits_it(tiny_models, monkeypatch):
-    monkeypatch.setattr("backend.pipeline.embed.MAX_TOKEN_IDS", 40)
+    monkeypatch.setattr("backend.pipeline.scores.MAX_TOKEN_IDS", 40)
     async with served(tiny_models("mamba2")) as backend:
         code, details = await code_of(
             backend.stub.Embedding(pb.PredictOptions(Embeddings="7" * 500))

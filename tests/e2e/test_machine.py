@@ -11,7 +11,7 @@ from real_process import TIMEOUT_S, real_backends
 from waiting import wait_until
 
 from backend.pb import backend_pb2 as pb
-from common.memory.machine import machine_bytes
+from common.machine_memory import machine_bytes
 
 pytestmark = pytest.mark.mlx
 

@@ -8,13 +8,13 @@ import pytest
 import pytest_asyncio
 from serving import chat, served, stream, user
 
-from backend.core.delta import FinishReason
 from backend.core.prompt import Message
 from backend.core.request import GenerationCall, GenerationParams
+from backend.core.step import FinishReason
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.pb import backend_pb2 as pb
 from backend.pipeline.generate import generate
-from scripts.host_suite.weather import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
+from scripts.host_suite.capabilities import HOST_QUESTION, HOST_SYSTEM, HOST_TOOL
 
 PARAMS = GenerationParams(request_id="fast")
 

@@ -18,7 +18,7 @@ from waiting import until
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, RESERVE_SHARE
 from backend.media.decode import decode
 from backend.pb import backend_pb2 as pb
-from backend.pipeline.prompt import media_prompt
+from backend.pipeline import rendering
 
 pytestmark = [
     pytest.mark.mlx,
@@ -292,7 +292,7 @@ async def test_nobody_waits_for_the_pictures_of_others_to_be_read(tiny_vision_mo
         may_go_on.wait(60)
         return decode(*arguments, **options)
 
-    monkeypatch.setattr(media_prompt, "decode", decode_slowly)
+    monkeypatch.setattr(rendering, "decode", decode_slowly)
     async with served(tiny_vision_models("qwen3_vl")) as backend:
         crowd = [
             asyncio.ensure_future(stream(backend.stub, ask([user("?")], picture(n))))

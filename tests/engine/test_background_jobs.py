@@ -7,10 +7,9 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
-from backend.core.delta import FinishReason
-from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.prompt import Prompt
-from backend.core.scoring import ScoreRequest
+from backend.core.scoring import EmbeddingRequest, Pooling, ScoreRequest
+from backend.core.step import FinishReason
 from backend.engine.background import jobs as background_jobs
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import find_decoder

@@ -11,7 +11,7 @@ from vision import picture
 from wrapped_network import WrappedNetwork
 
 from backend.config import ModelOptions
-from backend.core.media import MediaKind
+from backend.core.prompt import MediaKind
 from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import LoadedDraft, look_at_draft
 from backend.errors import UnsupportedModelError

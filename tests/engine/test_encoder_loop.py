@@ -6,11 +6,10 @@ import mlx.core as mx
 import pytest
 from engine_driver import Desk, make_request
 
-from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.engine_status import EngineState
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Prompt
-from backend.core.scoring import JudgeRequest, ScoreRequest, TokenPair
+from backend.core.scoring import EmbeddingRequest, JudgeRequest, Pooling, ScoreRequest, TokenPair
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.messages.protocol import Job, Leave, Submit
 from backend.errors import GenerationFailedError, UnsupportedError

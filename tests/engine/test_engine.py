@@ -15,10 +15,9 @@ from serving import Stderr
 from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.delta import FinishReason
 from backend.core.engine_status import EngineState
 from backend.core.model import Reuse
-from backend.core.step import PrefillDone
+from backend.core.step import FinishReason, PrefillDone
 from backend.engine.engine import Engine
 from backend.errors import (
     InvalidRequestError,

@@ -158,13 +158,13 @@ def test_other_libraries_other_files_and_another_machine_are_tried_again(
     llama, tmp_path, monkeypatch
 ):
     from backend.engine.trials import model_key as keys
-    from backend.model.checkpoint import adapter_files
+    from backend.model.checkpoint import gate
 
     options = ModelOptions(model=str(llama))
     model = load_whole(options, llama)
     first = model_key(options, model)
     assert model_key(options, model) == first
-    for module, name in ((keys, "version_of"), (adapter_files, "version_of")):
+    for module, name in ((keys, "version_of"), (gate, "version_of")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda _: "99.9")
             assert model_key(options, model) != first
@@ -319,7 +319,7 @@ def test_a_load_may_wait_for_everything(llama):
 
 
 def test_embeddings_and_trials_do_not_disturb_each_other(llama):
-    from backend.core.embedding import EmbeddingRequest, Pooling
+    from backend.core.scoring import EmbeddingRequest, Pooling
 
     bench = Bench(llama)
     for seed in range(3):

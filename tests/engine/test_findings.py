@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backend.core.media import MediaKind
+from backend.core.prompt import MediaKind
 from backend.engine import findings as findings_store
 from backend.engine.findings import (
     MAX_BEGUN,

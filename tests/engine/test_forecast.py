@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from rich.console import Console
 
-from backend.cli.fit.report import table, values
+from backend.cli.fit import table, values
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
 from backend.engine.footprint import forecast
 from backend.engine.passes.caches import make_cache_factory

@@ -5,8 +5,8 @@ import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
-from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
+from backend.core.step import FinishReason
 from backend.errors import GrammarError
 
 pytestmark = pytest.mark.mlx

@@ -13,9 +13,7 @@ from backend.config import ModelOptions
 from backend.engine.passes.caches import CacheFactory
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
-from backend.model.heads.eagle import head_config
-from backend.model.heads.kinds import build_head, head_alone, head_beside
-from backend.model.heads.network import HiddenTap, Target
+from backend.model.heads import HiddenTap, Target, build_head, head_alone, head_beside, head_config
 from backend.model.loader import load
 from scripts import tiny_vision
 from scripts.eagle_head import IDS, add_eagle

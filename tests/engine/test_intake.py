@@ -8,8 +8,8 @@ import pytest
 from engine_driver import make_request
 
 from backend.core.guide import Guide, ReplyRule
-from backend.core.media import MediaKind
 from backend.core.model import ModelCard
+from backend.core.prompt import MediaKind
 from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop
 from backend.engine.leading.boot import Intake
 from backend.engine.messages.codec import Channel, Codec

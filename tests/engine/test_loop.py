@@ -11,10 +11,9 @@ from engine_events import events_in
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from backend.core.delta import FinishReason
 from backend.core.engine_status import RequestPhase
 from backend.core.request import SamplingParams
-from backend.core.step import PrefillDone
+from backend.core.step import FinishReason, PrefillDone
 from backend.engine.loop import TURNS_PER_CLEAR
 from backend.engine.messages.protocol import Submit
 from backend.engine.prefix_store import CachingPrefixStore

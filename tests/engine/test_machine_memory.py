@@ -3,8 +3,8 @@
 import pytest
 from engine_driver import Driver, make_request, prompt_of, room_for
 
-from backend.core.delta import FinishReason
 from backend.core.engine_status import RequestPhase
+from backend.core.step import FinishReason
 from backend.engine import loop as engine_loop
 from backend.engine.messages.protocol import Resize
 from backend.errors import OverloadedError

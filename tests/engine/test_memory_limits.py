@@ -7,9 +7,9 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of, room_for
 from wrapped_network import WrappedNetwork
 
-from backend.core.delta import FinishReason
 from backend.core.engine_status import RequestPhase
 from backend.core.request import Priority, SamplingParams
+from backend.core.step import FinishReason
 from backend.errors import OverloadedError
 
 pytestmark = pytest.mark.mlx

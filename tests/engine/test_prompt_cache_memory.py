@@ -17,7 +17,7 @@ from wrapped_network import WrappedNetwork
 from backend.cache.kv import MAX_NODE_TOKENS, Block, Segment, evaluate
 from backend.cache.prompt_cache import PromptCache
 from backend.cache.radix import TokenKey
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.engine.messages.protocol import Expect
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError

@@ -12,10 +12,10 @@ from groups import GRAMMAR, workers
 from waiting import until
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.engine_status import EngineState
 from backend.core.guide import Guide, ReplyRule
 from backend.core.request import SamplingParams
+from backend.core.scoring import EmbeddingRequest, Pooling
 from backend.core.step import PrefillDone, StepLogprobs, TokenStep
 from backend.engine.engine import Engine
 from backend.errors import (

@@ -9,8 +9,8 @@ from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
 from backend.config import SpeculationOptions, TuningOptions
-from backend.core.delta import FinishReason
 from backend.core.request import SamplingParams
+from backend.core.step import FinishReason
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.passes.caches import make_cache_factory

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 from engine_driver import make_request
 
-from backend.core.delta import FinishReason
-from backend.core.step import PrefillDone, StepLogprobs, Steps
+from backend.core.step import FinishReason, PrefillDone, StepLogprobs, Steps
 from backend.engine.messages.protocol import Failure, Told
 from backend.engine.supervision.open_calls import OpenCalls, OpenRequest
 from backend.errors import GenerationFailedError

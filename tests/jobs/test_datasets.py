@@ -4,7 +4,7 @@ import os
 import pytest
 
 from backend.errors import InvalidRequestError
-from backend.jobs.datasets import read_dataset
+from backend.jobs.finetuning import read_dataset
 
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 

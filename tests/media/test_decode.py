@@ -5,7 +5,7 @@ import pytest
 from media_files import SOUNDS, animation, encoded, gradient, medium, wav
 from PIL import Image
 
-from backend.core.media import MediaKind
+from backend.core.prompt import MediaKind
 from backend.errors import InvalidRequestError, UnsupportedError
 from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
 from common.remedies import CHECKOUT

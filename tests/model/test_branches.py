@@ -16,7 +16,7 @@ from backend.model.text.prefix import MAX_USER_TURNS, branches, common_length
 from backend.model.text.renderer import RenderError
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
-from backend.pipeline.prompt.rendering import render
+from backend.pipeline.rendering import render
 from backend.pipeline.served_model import ServedModel
 
 PARAMS = GenerationParams(request_id="r")

@@ -20,8 +20,7 @@ from message_shapes import (
     said,
 )
 
-from backend.core.media import MediaKind
-from backend.core.prompt import Message, Placement
+from backend.core.prompt import MediaKind, Message, Placement
 from backend.errors import InvalidRequestError
 from backend.model.text.conversation import (
     CallStyle,

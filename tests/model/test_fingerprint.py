@@ -5,7 +5,7 @@ import pytest
 from mlx import nn
 
 from backend.config import ModelOptions
-from backend.model.checkpoint.adapter_files import fingerprint
+from backend.model.checkpoint.gate import fingerprint
 from backend.model.checkpoint.weights import weight_types
 
 pytestmark = pytest.mark.mlx

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from backend.config import ModelOptions
-from backend.core.media import MediaKind
-from backend.core.prompt import Message, Placement, Tool, ToolCall
+from backend.core.prompt import MediaKind, Message, Placement, Tool, ToolCall
 from backend.errors import InvalidRequestError
 from backend.model.text.guard import GUARD, NO_GUARD, Guard, Marks, unguarded
 from backend.model.text.hf_renderer import make_jinja_renderer

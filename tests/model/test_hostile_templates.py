@@ -16,7 +16,7 @@ from backend.config import MAX_RENDER_BYTES
 from backend.core.prompt import Message
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.hf_renderer import jinja_source
-from backend.model.text.isolated.template import (
+from backend.model.text.isolated.template_pool import (
     IsolatedTemplate,
     TemplateProcess,
     TemplateProcesses,
@@ -147,7 +147,7 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
         processes.close()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("backend.model.text.isolated.template.TemplateProcess", Mortal)
+            patch.setattr("backend.model.text.isolated.template_pool.TemplateProcess", Mortal)
             killer = threading.Thread(target=kill_two)
             killer.start()
             with pytest.raises(HelperLostError, match="try again"):
@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
     """Whenever it leaves: before its job, before the prompt, or before those of branches."""
-    monkeypatch.setattr("backend.model.text.isolated.template.GRACE_S", 60.0)
+    monkeypatch.setattr("backend.model.text.isolated.template_pool.GRACE_S", 60.0)
     left, received = threading.Event(), itertools.count(1)
     receive = TemplateProcess.answer
 

@@ -2,7 +2,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.core.media import MediaKind, PreparedMedium
+from backend.core.prompt import MediaKind, PreparedMedium
 from backend.model.vision.media_processor import as_numpy
 
 pytestmark = pytest.mark.mlx

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from backend.core.media import MediaKind, PreparedMedium
+from backend.core.prompt import MediaKind, PreparedMedium
 from backend.model.vision.media_processor import (
     LostMediumError,
     as_processed,

@@ -17,8 +17,7 @@ from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 from transformers import PreTrainedTokenizerFast
 
-from backend.core.media import MediaKind
-from backend.core.prompt import Placement, Tool
+from backend.core.prompt import MediaKind, Placement, Tool
 from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer

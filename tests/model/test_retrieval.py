@@ -2,8 +2,7 @@ import json
 
 import pytest
 
-from backend.core.embedding import EmbeddingProfile, Pooling
-from backend.core.scoring import RerankerKind
+from backend.core.scoring import EmbeddingProfile, Pooling, RerankerKind
 from backend.errors import LoadError
 from backend.model.checkpoint.config_file import embedding_profile, reranker_kind
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from backend.core.media import MediaKind
+from backend.core.prompt import MediaKind
 from backend.model.text.renderer import RenderError
 from backend.model.text.template import ChatTemplate, find_snippets
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from odd_tools import NAME, ODD_TOOLS, PURPOSE
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 
-from backend.core.delta import ToolCallDelta
-from backend.core.media import MediaKind
-from backend.core.prompt import Message, Placement, Tool, ToolCall
+from backend.core.prompt import MediaKind, Message, Placement, Tool, ToolCall
+from backend.core.step import ToolCallDelta
 from backend.errors import InvalidRequestError
 from backend.formats import objects
 from backend.formats.format import NO_REASONING, FormatEvidence

@@ -4,7 +4,7 @@ import golden
 import pytest
 from tool_replies import FORMATS, tool
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.errors import GrammarError
 from backend.output.readers.patterns import ATTRIBUTES, Pattern, fixed
 from backend.output.readers.typed_values import ParameterTypes

@@ -1,4 +1,4 @@
-from backend.core.delta import (
+from backend.core.step import (
     ContentDelta,
     Finish,
     FinishReason,

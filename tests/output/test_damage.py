@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_replies import FORMATS, ONE, TOOLS
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.output.reply import ReplySpec
 from backend.output.tag_repair import markup_of
 

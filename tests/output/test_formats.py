@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
+from backend.core.step import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.formats.registry import TOOL_FORMATS
 from backend.output.router import Router
 

@@ -6,7 +6,7 @@ from itertools import chain, groupby, pairwise
 import golden
 import pytest
 
-from backend.core.delta import ContentDelta, FinishReason, ReasoningDelta, ToolCallDelta
+from backend.core.step import ContentDelta, FinishReason, ReasoningDelta, ToolCallDelta
 from backend.formats.format import ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 

@@ -1,7 +1,7 @@
 import json
 import math
 
-from backend.core.delta import AlternativeLogprob, TokenLogprob
+from backend.core.step import AlternativeLogprob, TokenLogprob
 from backend.output.collect import to_json
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.output.reply import ReplySpec
 from backend.output.text import JsonText
 

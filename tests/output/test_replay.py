@@ -3,7 +3,7 @@ import json
 import golden
 import pytest
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.output.replay import (
     RecordingError,
     cut_evenly,

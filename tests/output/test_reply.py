@@ -1,15 +1,17 @@
 import pytest
 from golden import ChunkDetokenizer, named_calls, named_format, play, stream
 
-from backend.core.delta import (
+from backend.core.step import (
     AlternativeLogprob,
     ContentDelta,
     FinishReason,
     ReasoningDelta,
+    StepLogprobs,
+    Steps,
     TokenLogprob,
+    TokenStep,
     ToolCallDelta,
 )
-from backend.core.step import StepLogprobs, Steps, TokenStep
 from backend.output.reply import ByteDetokenizer, ReplyCursor, ReplySpec
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -6,7 +6,7 @@ from golden import named_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.delta import ContentDelta, ReasoningDelta, ToolCallDelta
+from backend.core.step import ContentDelta, ReasoningDelta, ToolCallDelta
 from backend.formats.format import NO_REASONING, ReasoningFormat, ToolFormat
 from backend.formats.thoughts import THINK
 from backend.output.readers.reader import ReaderOutput

@@ -7,7 +7,7 @@ from itertools import product
 import golden
 import pytest
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.replay import cut_randomly
 from backend.output.reply import ReplySpec

@@ -1,7 +1,7 @@
 import pytest
 
-from backend.core.classification import PlacedToken, TokenLabel
-from backend.pipeline.classify import entities_of
+from backend.core.scoring import PlacedToken, TokenLabel
+from backend.pipeline.scores import entities_of
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MAIL")
 TEXT = "Ada Lovelace left Ölbach, ada@b.c"

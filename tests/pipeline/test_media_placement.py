@@ -2,8 +2,7 @@ import logging
 
 import pytest
 
-from backend.core.media import MediaKind
-from backend.core.prompt import Message
+from backend.core.prompt import MediaKind, Message
 from backend.pipeline.media_placement import FILE_NAME, MAX_QUESTIONS, PlacementMemory
 
 IMAGE, AUDIO = MediaKind.IMAGE, MediaKind.AUDIO

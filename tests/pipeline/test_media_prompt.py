@@ -10,14 +10,20 @@ from scripted_engine import ByteTokenizer, make_model
 from vision import as_base64, picture
 
 from backend.config import ModelOptions
-from backend.core.media import MediaKind, Medium, PreparedMedium
-from backend.core.prompt import Message, Placement, Tool, ToolCall
+from backend.core.prompt import (
+    MediaKind,
+    Medium,
+    Message,
+    Placement,
+    PreparedMedium,
+    Tool,
+    ToolCall,
+)
 from backend.core.request import GenerationCall, GenerationParams
 from backend.errors import InvalidRequestError
 from backend.model.vision.media_processor import ProcessorError
 from backend.pipeline import worker_pool
-from backend.pipeline.prompt.media_prompt import media_prompt
-from backend.pipeline.prompt.tokens import WrittenPrompt, tokenize
+from backend.pipeline.rendering import WrittenPrompt, media_prompt, tokenize
 from common.rpc import AbandonedError
 
 PARAMS = GenerationParams(request_id="r")

@@ -6,7 +6,7 @@ from scripted_engine import make_model
 from backend.config import ModelOptions
 from backend.core.request import GenerationCall, GenerationParams
 from backend.errors import ContextLengthError
-from backend.pipeline.prompt.rendering import render
+from backend.pipeline.rendering import render
 
 PARAMS = GenerationParams(request_id="r")
 

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from backend.core.delta import Finish, FinishReason, Usage
 from backend.core.prefix_listing import HitKind
-from backend.core.step import PrefillDone, Steps
+from backend.core.step import Finish, FinishReason, PrefillDone, Steps, Usage
 from backend.pipeline.request_log import RequestLog
 
 STOP = Finish(FinishReason.STOP)

@@ -1,7 +1,7 @@
 import pytest
 
 from backend.errors import InvalidRequestError
-from backend.rpc.parsing.model_options import kv_bits
+from backend.rpc.parsing.load_options import kv_bits
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from backend import config
 from backend.config import ModelOptions
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.checks import parse_json
 from backend.rpc.parsing.generation_fields import generation_call
-from backend.rpc.parsing.json_fields import parse_json
-from backend.rpc.parsing.message_fields import messages
-from backend.rpc.parsing.model_options import model_options
+from backend.rpc.parsing.load_options import model_options
+from backend.rpc.parsing.message_fields import messages, offer
 from backend.rpc.parsing.scoring_fields import embedding_call, rerank_call, score_call
-from backend.rpc.parsing.tool_fields import offer
 
 OPTIONS = ModelOptions(model="org/tiny")
 

@@ -3,11 +3,11 @@ import base64
 import pytest
 
 from backend.config import MAX_IMAGE_BYTES, MediaLimits
-from backend.core.media import MediaKind, Medium
+from backend.core.prompt import MediaKind, Medium
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.load_options import model_options
 from backend.rpc.parsing.message_fields import media
-from backend.rpc.parsing.model_options import model_options
 
 
 def read(limits=None, **fields):

@@ -9,8 +9,13 @@ import pytest
 from backend.config import Adapter, ModelOptions, TuningOptions
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.model_options import model_options
-from backend.rpc.parsing.tuning_options import CHOICES, OPTION_FIELDS, RANGES, tuning_options
+from backend.rpc.parsing.load_options import (
+    CHOICES,
+    OPTION_FIELDS,
+    RANGES,
+    model_options,
+    tuning_options,
+)
 
 
 def read(**given):

@@ -1,6 +1,6 @@
 import json
 
-from backend.core.delta import (
+from backend.core.step import (
     ContentDelta,
     Finish,
     FinishReason,

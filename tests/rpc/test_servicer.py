@@ -19,12 +19,11 @@ from backend.config import (
     Adapter,
     ModelOptions,
 )
-from backend.core.delta import FinishReason
-from backend.core.step import TokenStep
+from backend.core.step import FinishReason, TokenStep
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.generation_fields import generation_call
-from common.memory.heap import Heap
+from common.machine_memory import Heap
 
 CODE = grpc.StatusCode
 HELLO = pb.PredictOptions(Prompt="hi", Temperature=0.5)

@@ -6,7 +6,7 @@ from backend.core.prompt import Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
 from backend.output.reply_format import warn_once
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.tool_fields import Offer, offer, tool_choice, tool_use
+from backend.rpc.parsing.message_fields import Offer, offer, tool_choice, tool_use
 
 WEATHER = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
 OFFERED = (Tool(name="get_weather", schema={"type": "function", "function": WEATHER}),)

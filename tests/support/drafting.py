@@ -10,8 +10,7 @@ from engine_driver import Driver, FixedCosts, make_request, model_of, prompt_of
 from backend.config import ModelOptions
 from backend.core.request import SamplingParams
 from backend.engine.trials.draft_model import LoadedHead, look_at_draft
-from backend.model.heads.kinds import build_head, head_alone, head_beside
-from backend.model.heads.network import HiddenTap
+from backend.model.heads import HiddenTap, build_head, head_alone, head_beside
 from backend.model.loader import load
 
 # Passes of any width cost the same: whatever may be right is drafted.

@@ -10,11 +10,10 @@ from typing import Any
 from engine_events import events_in
 
 from backend.config import TuningOptions
-from backend.core.delta import FinishReason
 from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
-from backend.core.step import PrefillDone, StepLogprobs, TokenStep
+from backend.core.step import FinishReason, PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.messages.protocol import DiskNews, Fetched, Resize, Told
 from backend.errors import BackendError

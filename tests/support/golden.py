@@ -8,7 +8,7 @@ from zlib import crc32
 
 from hypothesis import settings
 
-from backend.core.delta import Delta, Finish, FinishReason
+from backend.core.step import Delta, Finish, FinishReason
 from backend.formats.format import FormatEvidence, ToolFormat
 from backend.formats.registry import TOOL_FORMATS
 from backend.output import replay

@@ -11,11 +11,10 @@ from engine_driver import make_request, prompt_of
 from engine_events import events_of
 
 from backend.config import ModelOptions, TuningOptions
-from backend.core.embedding import EmbeddingRequest, Pooling
 from backend.core.guide import Guide, ReplyRule
 from backend.core.prompt import Prompt
 from backend.core.request import SamplingParams
-from backend.core.scoring import ScoreRequest
+from backend.core.scoring import EmbeddingRequest, Pooling, ScoreRequest
 from backend.core.step import PrefillDone, TokenStep
 from backend.engine.engine import Engine
 from scripts.tiny_models import build

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from backend.core.media import MediaKind, Medium
+from backend.core.prompt import MediaKind, Medium
 
 # A tone of 440 Hz for a quarter of a second at 8 kHz, by FFmpeg; of Opus only the first page.
 SOUNDS = {

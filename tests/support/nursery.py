@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 SUPPORT = str(Path(__file__).parent)
 NAME = "backend.rank"
-RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template"
+RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template_pool"
 # What an engine would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.boot", "scripts.faulty_rank"),
@@ -197,7 +197,7 @@ def try_at_load() -> None:
 
 def be_template(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become the process that renders templates."""
-    from backend.model.text.isolated.process import main
+    from backend.model.text.isolated.rendering_process import main
 
     _, _, environment, _ = order
     stderr, connection = descriptors

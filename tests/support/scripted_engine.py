@@ -9,7 +9,6 @@ from typing import Any
 import grpc.aio
 
 from backend.config import ModelOptions, ServerConfig
-from backend.core.delta import FinishReason
 from backend.core.engine_status import (
     BackendStatus,
     EngineState,
@@ -24,7 +23,7 @@ from backend.core.metric_table import zeros
 from backend.core.model import ModelCard
 from backend.core.prefix_listing import HitKind
 from backend.core.request import GenerationRequest
-from backend.core.step import EngineEvent, PrefillDone, StepLogprobs, Steps, TokenStep
+from backend.core.step import EngineEvent, FinishReason, PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
 from backend.model.text.template import ChatTemplate

@@ -19,10 +19,16 @@ import numpy as np
 
 from backend.cache.layers import cache_bytes
 from backend.config import MESSAGE_LIMIT_BYTES
-from backend.core.classification import ClassifyRequest
-from backend.core.embedding import Embedding, EmbeddingRequest, Pooling
 from backend.core.request import GenerationParams, GenerationRequest
-from backend.core.scoring import JudgeRequest, ScoreRequest, Scores
+from backend.core.scoring import (
+    ClassifyRequest,
+    Embedding,
+    EmbeddingRequest,
+    JudgeRequest,
+    Pooling,
+    ScoreRequest,
+    Scores,
+)
 from backend.engine.background.jobs import BackgroundJobs, ChunkSize, Job
 from backend.engine.background.text_queue import gather, padded
 from backend.engine.kv.batch_caches import BatchCaches

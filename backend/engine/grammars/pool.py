@@ -37,7 +37,7 @@ from backend.model.text.isolated.helper import ProcessEndedError
 from backend.model.text.tokenizer import Tokenizer
 from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.writer import LarkGrammar
-from common.memory.heap import trim
+from common.machine_memory import trim
 
 if TYPE_CHECKING:
     from backend.sampling.grammar.compiler import GrammarCompiler

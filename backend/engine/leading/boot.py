@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
-from backend.core.media import PreparedMedium
 from backend.core.model import ModelKind
+from backend.core.prompt import PreparedMedium
 from backend.engine.assembly import assemble_any_loop, load_whole
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook
@@ -52,7 +52,7 @@ from backend.errors import (
 from backend.model.loaded import RunnableModel
 from backend.model.loader import tokenizer_defaults
 from backend.model.vision.media_processor import MediaPreparer, ProcessorError, content_of
-from common.memory.garbage import LASTING
+from common.machine_memory import LASTING
 from common.process import exit_at_once
 
 log = logging.getLogger(__name__)

@@ -15,14 +15,21 @@ from msgspec import Struct
 
 from backend import errors
 from backend.config import ModelOptions
-from backend.core.classification import ClassifyRequest, Labels
-from backend.core.embedding import Embedding, EmbeddingRequest
 from backend.core.engine_status import EngineStatus
-from backend.core.media import MediaKind, PreparedMedium
 from backend.core.model import ModelCard
 from backend.core.prefix_listing import ListingRequest, PromptCacheListing
+from backend.core.prompt import MediaKind, PreparedMedium
 from backend.core.request import GenerationRequest
-from backend.core.scoring import Judgement, JudgeRequest, ScoreRequest, Scores
+from backend.core.scoring import (
+    ClassifyRequest,
+    Embedding,
+    EmbeddingRequest,
+    Judgement,
+    JudgeRequest,
+    Labels,
+    ScoreRequest,
+    Scores,
+)
 from backend.core.step import Steps
 from backend.engine.findings import Findings
 from backend.errors import BackendError, EngineFailedError

@@ -13,7 +13,7 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row, padded
-from backend.model.heads.network import HeadNetwork, HiddenTap
+from backend.model.heads import HeadNetwork, HiddenTap
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler
 
 # A row that lacks more is read alone, because the others would be padded to it.

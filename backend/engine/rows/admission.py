@@ -23,7 +23,7 @@ from backend.config import (
 )
 from backend.engine.rows.row import Row
 from backend.errors import OverloadedError
-from common.memory.machine import machine_bytes
+from common.machine_memory import machine_bytes
 
 # The growth of a request's expected length each time that it exceeds it.
 EXTENSION_SHARE = 0.25

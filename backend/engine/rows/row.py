@@ -11,13 +11,12 @@ import mlx.core as mx
 from backend.cache.layers import cache_bytes
 from backend.cache.prompt_cache import PrefixHit
 from backend.cache.radix import TokenKey
-from backend.core.delta import FinishReason
 from backend.core.engine_status import RequestPhase, RequestStatus
 from backend.core.guide import ReplyMatcher
 from backend.core.prefix_listing import HitKind
 from backend.core.prompt import MediaSpan, Place
 from backend.core.request import GenerationParams, GenerationRequest, Remembered
-from backend.core.step import PrefillDone
+from backend.core.step import FinishReason, PrefillDone
 from backend.engine.plan import Caches, FreshCaches
 
 # A head does without those of older tokens.

@@ -33,7 +33,7 @@ from backend.engine.messages.protocol import (
 from backend.engine.supervision.engine_process import EngineProcess, Starter
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.errors import BackendError, EngineFailedError, EngineStuckError, LoadFailedError
-from common.memory.resident import resident_bytes
+from common.machine_memory import resident_bytes
 from common.process import in_own_thread
 
 LOOKS_PER_LIMIT = 24

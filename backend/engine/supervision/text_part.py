@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from backend.config import PREPARED_MEDIA_BYTES, ModelOptions
-from backend.core.media import MediaKind, PreparedMedium
+from backend.core.prompt import MediaKind, PreparedMedium
 from backend.engine.messages.protocol import Loaded, MediaFacts, PrepareMedium
 from backend.errors import RefusedMediumError
 from backend.model.loaded import LoadedModel
 from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import Content, ProcessorError, raw
-from common.memory.garbage import LASTING
+from common.machine_memory import LASTING
 from common.process import in_own_thread
 
 Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedMedium]]
@@ -95,7 +95,7 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
         LoadError: One of its files is malformed, or a pattern takes too long.
     """
     from backend.model.text.hf_tokenizer import named, read_tokenizer, tokenizer_directory
-    from backend.model.text.isolated.template import PROCESSES
+    from backend.model.text.isolated.template_pool import PROCESSES
 
     # 90,000 objects of libraries, which no collection has to look at.
     LASTING.leave_out_at_once()

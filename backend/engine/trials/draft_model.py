@@ -30,8 +30,14 @@ from backend.model.checkpoint.weights import (
     require_memory,
     weights_bytes,
 )
-from backend.model.heads.kinds import HeadKind, build_head, head_alone, head_beside
-from backend.model.heads.network import HeadNetwork, HiddenTap
+from backend.model.heads import (
+    HeadKind,
+    HeadNetwork,
+    HiddenTap,
+    build_head,
+    head_alone,
+    head_beside,
+)
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
 from backend.model.text.tokenizer import Tokenizer

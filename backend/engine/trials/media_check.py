@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.core.media import MediaKind
-from backend.core.prompt import Prompt
+from backend.core.prompt import MediaKind, Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.findings import MediaFindings, Page
 from backend.engine.passes.feeder import MediaFeeder

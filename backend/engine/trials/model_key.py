@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from backend.config import ModelOptions
 from backend.engine.rows.admission import device_name
-from backend.model.checkpoint.adapter_files import fingerprint, weight_files
+from backend.model.checkpoint.gate import fingerprint, weight_files
 from backend.model.checkpoint.weights import weight_types
 from backend.model.loaded import RunnableModel
 from common.openblas import has_openblas

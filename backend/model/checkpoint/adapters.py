@@ -12,15 +12,15 @@ from mlx.utils import tree_unflatten
 
 from backend.config import Adapter
 from backend.errors import LoadError
-from backend.model.checkpoint.adapter_files import (
+from backend.model.checkpoint.config_file import read_json
+from backend.model.checkpoint.failures import one_line
+from backend.model.checkpoint.gate import (
     CONFIG,
     PEFT_WEIGHTS,
     adapter_directory,
     is_peft,
     require_readable,
 )
-from backend.model.checkpoint.config_file import read_json
-from backend.model.checkpoint.failures import one_line
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
@@ -28,11 +28,7 @@ _LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
 
 
 def apply_peft(network: Network, directory: Path) -> None:
-    """Apply an adapter to the linear layers that it names; its files have been checked.
-
-    Raises:
-        LoadError: It does not fit the network.
-    """
+    """Apply an adapter to the linear layers that it names; its files have been checked."""
     config = read_json(directory / CONFIG, dict)
     path = directory / PEFT_WEIGHTS
     pairs = _pairs(path)
@@ -129,9 +125,6 @@ def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Pa
 
     The last one stays separate from the weights, exact even if they are quantised; those before it
     are fused, because mlx-lm supports one adapter per layer.
-
-    Raises:
-        LoadError: An adapter is missing or does not fit; the message names it.
     """
     directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
     for adapter, directory in zip(adapters, directories, strict=True):

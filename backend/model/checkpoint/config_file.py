@@ -1,4 +1,4 @@
-"""Checks safetensors files by their headers before MLX reads them."""
+"""The files of a checkpoint: config.json, profiles, indexes, and the headers of weights."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backend.config import MAX_LAYERS, ModelOptions, TuningOptions
-from backend.core.embedding import EmbeddingProfile, Pooling
-from backend.core.scoring import RerankerKind
+from backend.core.scoring import EmbeddingProfile, Pooling, RerankerKind
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 
@@ -30,11 +29,7 @@ _BITS = {
 
 
 def require_whole(path: Path) -> None:
-    """Check that a file holds all tensors listed in its header; reads only the header.
-
-    Raises:
-        LoadError: It does not; the message names the file and a remedy.
-    """
+    """Check that a file holds all tensors listed in its header; reads only the header."""
     size = require_regular(path)
     if size == 0:
         raise LoadError(f"{path} is empty: download it again")
@@ -53,11 +48,7 @@ def require_whole(path: Path) -> None:
 
 
 def require_regular(path: Path) -> int:
-    """Return the size of a regular file.
-
-    Raises:
-        LoadError: It is a pipe, a device or a directory: reading a pipe might never begin.
-    """
+    """Return the size of a regular file."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise LoadError(f"{path} is not a regular file")
@@ -86,11 +77,7 @@ def _needed_bytes(file: BinaryIO, size: int) -> int | None:
 
 
 def _span(row: Mapping[str, Any]) -> tuple[int, int]:
-    """Return where a tensor begins and ends, in bytes after the header.
-
-    Raises:
-        ValueError: It has another size than its shape and type.
-    """
+    """Return where a tensor begins and ends, in bytes after the header."""
     first, last = row["data_offsets"]
     shape: Sequence[int] = row["shape"]
     if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
@@ -109,7 +96,6 @@ class _Rule:
     """The allowed values of a field, alone or in a list.
 
     Attributes:
-        names: Names of the fields.
         least: Minimum for the decoder; other parts of a model may use 0 for absent features.
         most: Maximum for all parts.
         is_whole: Whether the value must be a whole number.
@@ -193,15 +179,7 @@ _SPOKEN: Mapping[type, str] = {
 
 
 def require_sensible(path: Path, config: Mapping[str, Any]) -> None:
-    """Refuse values that no model has.
-
-    Args:
-        path: Path of the file, for the message.
-        config: Content of the file.
-
-    Raises:
-        LoadError: The message names file, field and value.
-    """
+    """Refuse values that no model has."""
     for place, level in _levels(config):
         for name, value in level.items():
             problem = _problem(place, name, value)
@@ -311,12 +289,7 @@ _LENGTH_NAMES = (
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the content of config.json.
-
-    Raises:
-        UnsupportedModelError: The file is missing, or does not name a model type.
-        LoadError: It is not a JSON object, or has an impossible value.
-    """
+    """Return the content of config.json."""
     path = directory / CONFIG_NAME
     if not path.is_file():
         raise UnsupportedModelError(
@@ -331,12 +304,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def require_weights(directory: Path) -> None:
-    """Check that all weight files exist.
-
-    Raises:
-        UnsupportedModelError: There are no safetensors weights; the message lists those found.
-        LoadError: Files named in the index are missing, or one is truncated.
-    """
+    """Check that all weight files exist."""
     if not any(directory.glob(WEIGHTS_PATTERN)):
         raise UnsupportedModelError(
             f"{directory} has no weights in safetensors files ({WEIGHTS_PATTERN})"
@@ -404,11 +372,7 @@ def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
 
 
 def read_json(path: Path, kind: type[Json]) -> Json:
-    """Return the content of a JSON file.
-
-    Raises:
-        LoadError: It cannot be read, or is not of type `kind`.
-    """
+    """Return the content of a JSON file."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -439,11 +403,7 @@ _SCHEME = re.compile(r"^(hf|huggingface):/+")
 
 
 def draft_options(options: ModelOptions) -> ModelOptions | None:
-    """Return the options to load the draft model with, or `None` without one.
-
-    Args:
-        options: Options of the model that it drafts for.
-    """
+    """Return the options to load the draft model with, or `None` without one."""
     speculation = options.tuning.speculation
     if not speculation.draft_model or speculation.speculation not in DRAFTING:
         return None
@@ -489,12 +449,7 @@ def embedding_profile(directory: Path, name: str, config: Mapping[str, Any]) -> 
     """Return how a checkpoint computes embeddings.
 
     Args:
-        directory: Directory of the checkpoint.
         name: Name of the model; identifies embedding models without these files.
-        config: Its config.json.
-
-    Raises:
-        LoadError: A file is broken.
     """
     parts = _parts(directory / _MODULES)
     modes = _pooling_modes(directory / _POOLING)
@@ -505,11 +460,7 @@ def embedding_profile(directory: Path, name: str, config: Mapping[str, Any]) -> 
 
 
 def encoder_profile(directory: Path) -> EmbeddingProfile:
-    """Return how an encoder embeds: the mean of all tokens, unless its files say otherwise.
-
-    Raises:
-        LoadError: A file is broken.
-    """
+    """Return how an encoder embeds: the mean of all tokens, unless its files say otherwise."""
     return _profile(
         _parts(directory / _MODULES), _pooling_modes(directory / _POOLING), Pooling.MEAN
     )

@@ -26,12 +26,7 @@ _NO_METAL = "No Metal back-end"
 
 
 def as_load_error(failure: BaseException, directory: Path) -> LoadError:
-    """Return the error to report for a failed load.
-
-    Args:
-        failure: The exception raised.
-        directory: Directory of the model.
-    """
+    """Return the error to report for a failed load."""
     text = one_line(failure)
     if isinstance(failure, MemoryError) or _OUT_OF_MEMORY.search(text):
         return OutOfMemoryError(f"{directory} does not fit into memory: {text}")

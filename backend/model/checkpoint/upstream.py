@@ -82,7 +82,6 @@ def reroute(name: str, sources: Iterable[str], route: Callable[[Any], Any]) -> N
     """Replace a function in its modules and in those families that import it by name.
 
     Args:
-        name: Of the function.
         sources: The modules that define it; those that are not imported are left out.
         route: Returns the replacement of an upstream function; not called for a replacement.
     """

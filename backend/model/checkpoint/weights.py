@@ -11,8 +11,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from backend.errors import OutOfMemoryError
 from backend.model.checkpoint.config_file import WEIGHTS_PATTERN
 from backend.model.checkpoint.upstream import Network
-from common.memory.heap import trim
-from common.memory.machine import machine_bytes
+from common.machine_memory import machine_bytes, trim
 
 MakeRoom: TypeAlias = Callable[[int], None]
 """Called with the size of weights before they are read."""
@@ -27,7 +26,6 @@ def cast_weights(network: Network, dtype: str) -> None:
 
     Args:
         network: A network, whose weights may still be lazy.
-        dtype: Name of an MLX data type.
     """
     target = getattr(mx, dtype)
     is_cast: Callable[[str], bool] = getattr(network, "cast_predicate", lambda _: True)

@@ -1,4 +1,4 @@
-"""Repairs of the order of turns: system turns, results without calls, roles that must alternate.
+"""Repairs of a conversation for a template: the order of turns, calls, results, contents.
 
 All of them keep every text in its place. A repair of a turn depends on that turn and its
 neighbours, never on what comes later: the prompt before it stays the same in the next request.
@@ -115,7 +115,6 @@ def _name(call: Mapping[str, JsonValue]) -> JsonValue:
 
 
 def _turn_parts(message: Message) -> list[Turn]:
-    """Return the content as text and media in order."""
     parts: list[Turn] = []
     start = 0
     for placement in message.media:
@@ -444,7 +443,6 @@ def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
     """Move text next to calls to a separate turn: some templates render only one of the two.
 
     Args:
-        turns: The conversation.
         empty: The content of a turn with only calls.
     """
     parted: list[Turn] = []

@@ -104,7 +104,6 @@ class Marks(Disarmer):
         """Index the texts.
 
         Args:
-            texts: The marks.
             normalized: The tokenizer's normaliser, if it looks for marks in its result.
         """
         self._texts = frozenset(texts)
@@ -117,7 +116,6 @@ class Marks(Disarmer):
         self._first = re.compile(f"[{first}]" if first else r"(?!)")
 
     def __bool__(self) -> bool:
-        """Whether there is any mark."""
         return bool(self._texts)
 
     def disarmed(self, text: str) -> str:
@@ -189,10 +187,6 @@ def guarded(tokenizer: FastTokenizer, guard: str) -> FastTokenizer:
 
     The guard is removed before a text is split into words, so that its surroundings have their
     usual tokens. A model that spells marks itself, as unigram ones may, gets two words.
-
-    Args:
-        tokenizer: Stays as it is.
-        guard: The number in marks.
     """
     added = [token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     reader = _copy(tokenizer, added)

@@ -36,11 +36,6 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float) -> None:
-        """Start with no calls.
-
-        Args:
-            seconds: Time limit of a call.
-        """
         self.seconds = seconds
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
@@ -109,9 +104,7 @@ def make_renderer(
     """Return the renderer of a checkpoint, or `None` if it has no template.
 
     Args:
-        tokenizer: The Hugging Face tokenizer, with the chat template to use.
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
-        time_limit: Limit of each rendering.
     """
     if function := _mlx_lm_template(tokenizer, defaults):
         return _reporting(functools.partial(_call_function, function), time_limit)

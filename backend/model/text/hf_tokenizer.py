@@ -1,4 +1,7 @@
-"""Loads a checkpoint's tokenizer and chat template through transformers."""
+"""Loads a checkpoint's tokenizer and chat template through transformers.
+
+What is missing or does not fit raises `LoadError`.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -16,11 +19,11 @@ from backend.model.checkpoint.failures import one_line
 from backend.model.checkpoint.hub import find_path
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
-from backend.model.text.isolated.template import PROCESSES, IsolatedTemplate
+from backend.model.text.isolated.template_pool import PROCESSES, IsolatedTemplate
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer, vocabulary_of
 from backend.model.text.tokenizer_file import follow_file, read_by_file
-from common.memory.heap import trim
+from common.machine_memory import trim
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,7 @@ def load_tokenizer(
 
     Args:
         options: May override the tokenizer, special tokens and the template.
-        directory: Directory of the model.
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
-
-    Raises:
-        LoadError: There is no tokenizer, or an option does not fit it.
     """
     PROCESSES.prepare()
     return _finished(options, read_tokenizer(options, directory), defaults, None)
@@ -57,11 +56,7 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
 
     Args:
         options: May name another tokenizer.
-        directory: Directory of the model.
         is_told: Whether to log what transformers had changed.
-
-    Raises:
-        LoadError: There is no tokenizer.
     """
     source = tokenizer_directory(options, directory)
     if options.trusts_remote_code:
@@ -71,11 +66,7 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
 
 
 def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
-    """Return the directory of the tokenizer.
-
-    Raises:
-        LoadError: The options name one that does not exist.
-    """
+    """Return the directory of the tokenizer."""
     if not options.tokenizer:
         return directory
     path = find_path(options.tokenizer, options.models_dir)
@@ -85,11 +76,7 @@ def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
 
 
 def named(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
-    """Return a tokenizer whose special tokens are those that the options name.
-
-    Raises:
-        LoadError: The vocabulary lacks one of them.
-    """
+    """Return a tokenizer whose special tokens are those that the options name."""
     _set_special(hf_tokenizer, "eos_token", options.tuning.text.eos_token)
     _set_special(hf_tokenizer, "pad_token", options.tuning.text.pad_token)
     bos_id = _set_special(hf_tokenizer, "bos_token", options.tuning.text.bos_token)
@@ -99,11 +86,7 @@ def named(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
 def chat_template(
     options: ModelOptions, hf_tokenizer: HfTokenizer, defaults: Mapping[str, Any]
 ) -> ChatTemplate:
-    """Return the template of a tokenizer, or that of the options.
-
-    Raises:
-        LoadError: That of the options does not exist.
-    """
+    """Return the template of a tokenizer, or that of the options."""
     override, writes_tools = options.tuning.text.chat_template, options.tuning.text.write_tools
     if override is None:
         if is_jinja(hf_tokenizer, defaults):
@@ -173,7 +156,6 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
 
 
 def _template_source(option: str, models_dir: Path | None) -> str:
-    """Return the template that the option names or contains."""
     if "{%" in option or "{{" in option:
         return option
     path = find_path(option, models_dir)

@@ -24,7 +24,6 @@ class JinjaSource:
     """A chat template, with everything it reads from its tokenizer.
 
     Attributes:
-        plain: The source.
         with_tools: The source for a conversation with tools, often the same.
         special_tokens: JSON object from names of special tokens to their texts.
     """

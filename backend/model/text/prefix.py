@@ -35,9 +35,7 @@ class TokenizedText:
         """Locate the special tokens.
 
         Args:
-            text: Any text.
             token_ids: Its tokens, without additions.
-            tokenizer: Encodes the other texts.
         """
         self.token_ids = token_ids
         self._text = text
@@ -107,7 +105,6 @@ def branches(
     others replace one of the last user turns, or add a tool's result.
 
     Args:
-        messages: The conversation.
         tools: The tools that the model may call.
         reuse: Where a stored prefix can be reused. `ANYWHERE` needs only the first, `WITH_WINDOWS`
             only the first two.

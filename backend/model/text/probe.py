@@ -95,8 +95,6 @@ class Form:
     """The form that a template needs for all conversations.
 
     Attributes:
-        calls: The form of calls.
-        repairs: Names of the repairs that it needs.
         shows_text: Whether its output contains what is said at all; a fixed text may not.
     """
 
@@ -118,10 +116,6 @@ class Form:
 
 def find_form(renderer: Renderer, calls: CallStyle) -> Form:
     """Return the form that a template needs.
-
-    Args:
-        renderer: Its renderer.
-        calls: The form that it needs for calls.
 
     Raises:
         RenderTimeoutError: It takes too long.
@@ -203,7 +197,6 @@ class Abilities:
     """The abilities of a chat template.
 
     Attributes:
-        form: The form that it needs for conversations.
         supports_tools: Whether tools appear in its output.
         supports_thinking: Whether it writes thoughts, or switches them on and off.
         written_call: Its rendering of `EXAMPLE_CALL`, with any text after it; empty if it renders
@@ -220,7 +213,6 @@ def probe(renderer: Renderer, text: str) -> Abilities:
     """Return the abilities of a template.
 
     Args:
-        renderer: Its renderer.
         text: Its Jinja source, if any.
     """
     try:
@@ -241,7 +233,6 @@ def _whole_style(renderer: Renderer, style: CallStyle | None) -> CallStyle:
     """Return the closest style in which a template renders a whole conversation with calls.
 
     Args:
-        renderer: Renderer of the template.
         style: The style that it takes for a call; `None` if it takes none.
     """
     if style is None:

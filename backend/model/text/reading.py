@@ -1,4 +1,7 @@
-"""How a tokenizer of a library is called: directly by any thread at once, or by one at a time."""
+"""How a tokenizer of a library is called: directly by any thread at once, or by one at a time.
+
+A text that is not Unicode, or on which the library fails, raises `InvalidRequestError`.
+"""
 
 import re
 import threading
@@ -42,7 +45,6 @@ def find_joint(encode: Callable[[str], Sequence[int]], pieces: Iterable[bytes] |
     """Return how texts can be divided.
 
     Args:
-        encode: A tokenizer that adds no special tokens.
         pieces: The bytes of all its tokens; `None` if unknown.
     """
     if pieces is None or any(_SPANNING.search(piece) for piece in pieces):
@@ -66,7 +68,6 @@ def divide(
 
     Args:
         text: Text of any length.
-        joint: The joint of the tokenizer that reads them.
         piece_chars: Target length of a part.
         max_chars: Maximum length if there is no safe place: it is divided anyway, and may get other
             tokens there.
@@ -143,11 +144,7 @@ class Reader(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, adds_special: bool) -> list[int]:
-        """Return the ids of a text, perhaps with guards in its marks.
-
-        Raises:
-            InvalidRequestError: It is not Unicode, or the tokenizer fails.
-        """
+        """Return the ids of a text, perhaps with guards in its marks."""
 
     @abstractmethod
     def encode_pair(
@@ -353,11 +350,7 @@ def added_ids(encode: Callable[..., Sequence[int]]) -> tuple[Sequence[int], Sequ
 def columns(
     tokenizer: FastTokenizer, reading: Reading, text: str, second: str = ""
 ) -> list[list[int]]:
-    """Return what a Rust tokenizer finds, one list for each number of a token.
-
-    Raises:
-        InvalidRequestError: The text is not Unicode, or the tokenizer fails.
-    """
+    """Return what a Rust tokenizer finds, one list for each number of a token."""
     encode = tokenizer.encode_batch if reading is Reading.PLACES else tokenizer.encode_batch_fast
     adds = reading in (Reading.PAIR, Reading.SPECIAL)
     given = (text, second) if second else text
@@ -382,11 +375,7 @@ def _decoded(hf_tokenizer: HfTokenizer, ids: Sequence[int]) -> str:
 
 
 def checked(work: Callable[[], Result]) -> Result:
-    """Return the result of a call of a library.
-
-    Raises:
-        InvalidRequestError: The text is not Unicode, or the library fails.
-    """
+    """Return the result of a call of a library."""
     try:
         return work()
     except (TypeError, UnicodeEncodeError) as error:

@@ -141,11 +141,6 @@ def render(
     instead.
 
     Args:
-        renderer: Renderer of the template.
-        turns: The conversation.
-        schemas: The tools.
-        options: Template variables.
-        repairs: Repairs to try, one after another.
         texts: Sequence[Text] that the prompt has to show, with the indices of their messages.
 
     Raises:
@@ -169,11 +164,6 @@ def _whole(
     options: Options,
     texts: Sequence[Text],
 ) -> str:
-    """Render one form of a conversation.
-
-    Raises:
-        RenderError: The template refuses it, or does not show one of the texts.
-    """
     written = renderer(form, tools, options)
     if absent := missing(texts, written):
         # A template may change a text that it shows: a word in its place tells.

@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from backend.core.media import MediaKind
-from backend.core.prompt import EXAMPLE_CALL, Message, Placement, Tool
+from backend.core.prompt import EXAMPLE_CALL, MediaKind, Message, Placement, Tool
 from backend.errors import InvalidRequestError
 from backend.model.text.conversation import check_roles, to_turns
 from backend.model.text.probe import Abilities, probe
@@ -59,7 +58,6 @@ class ChatTemplate:
         Args:
             renderer: Returns the text or raises `RenderError`; `None` without a template.
             text: The Jinja source.
-            abilities: Earlier findings.
             writes_tools: Whether to write tools as text if the template knows none.
         """
         self.text = text
@@ -173,7 +171,6 @@ def find_snippets(template: ChatTemplate, own_tokens: Mapping[MediaKind, str]) -
     """Find the snippets by rendering small conversations.
 
     Args:
-        template: The model's template.
         own_tokens: Texts replaced by its processor, for a template that takes only text.
     """
     written = {kind: _written(template, kind) for kind in MediaKind}

@@ -9,7 +9,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from backend.core.classification import PlacedToken
+from backend.core.scoring import PlacedToken
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.reading import PIECE_CHARS, Joint, added_ids, divide, find_joint, reader_of
 from common.rpc import require_caller
@@ -37,7 +37,6 @@ def piece_table(decoder: Mapping[str, Any], vocabulary: Mapping[str, int]) -> Pi
 
     Args:
         decoder: The `decoder` of a tokenizer.json.
-        vocabulary: All tokens, including added ones.
     """
     steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     if [step.get("type") for step in steps] == ["ByteLevel"]:
@@ -87,9 +86,7 @@ class Tokenizer:
     """A Hugging Face tokenizer for many threads, and the facts needed for detokenizing.
 
     Attributes:
-        vocabulary: All tokens, including added ones.
         special_ids: Ids whose text is markup for the model, not for a reader.
-        special_texts: The same ids, with their texts.
         added_texts: Texts of all added tokens by id, special or not.
     """
 
@@ -146,7 +143,6 @@ class Tokenizer:
             adds_special: Whether to add the tokenizer's own tokens, such as BOS.
 
         Raises:
-            InvalidRequestError: The text is not Unicode, or takes too long.
             AbandonedError: The caller has gone.
         """
         if len(text) <= min(PIECE_CHARS, self._reader.direct_chars):
@@ -172,12 +168,7 @@ class Tokenizer:
         return self._reader.encode_pair(first, second, limit)
 
     def placed(self, text: str) -> list[PlacedToken]:
-        """Return the tokens of a text with their positions, without the tokenizer's additions.
-
-        Raises:
-            InvalidRequestError: The text is not Unicode.
-            UnsupportedError: The tokenizer does not report positions.
-        """
+        """Return the tokens of a text with their positions, without the tokenizer's additions."""
         return [
             PlacedToken(token_id, start, stop, word)
             for token_id, (start, stop), word in self._reader.placed(text)

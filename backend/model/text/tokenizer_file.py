@@ -58,12 +58,7 @@ def read_by_file(directory: Path, read: Read, *, is_told: bool = True) -> HfToke
     transformers sees an excerpt of its vocabulary, where its class just passes texts on.
 
     Args:
-        directory: Of the checkpoint.
-        read: Makes the tokenizer of transformers.
         is_told: As for `follow_file`.
-
-    Raises:
-        LoadError: There is no tokenizer.
     """
     if not (directory / TOKENIZER_FILE).is_file():
         return follow_file(read(directory), directory)
@@ -89,7 +84,6 @@ def follow_file(hf_tokenizer: HfTokenizer, directory: Path, *, is_told: bool = T
 
     Args:
         hf_tokenizer: As transformers made it; changed in place, unless it is written in Python.
-        directory: Where it was read.
         is_told: Whether to log that the library had other rules.
     """
     path = directory / TOKENIZER_FILE
@@ -129,11 +123,7 @@ def keep_files(source: Path, target: Path) -> None:
 
 
 def _published(directory: Path) -> FastTokenizer:
-    """Return the tokenizer of the file, without its limits of length.
-
-    Raises:
-        UnreadableTokenizerError: The file is malformed.
-    """
+    """Return the tokenizer of the file, without its limits of length."""
     try:
         published = FastTokenizer.from_file(str(directory / TOKENIZER_FILE))
     except Exception as error:
@@ -180,10 +170,6 @@ def _excerpt(directory: Path, published: FastTokenizer) -> Iterator[Path]:
 
     These are the tokens that the files name and the characters of `SAMPLE`, renumbered. Its rules
     are the same, but nothing is merged.
-
-    Args:
-        directory: Of the checkpoint.
-        published: The whole tokenizer.
     """
     file = _object((directory / TOKENIZER_FILE).read_bytes())
     added = msgspec.json.decode(file["added_tokens"], type=list[dict[str, Any]])
@@ -212,7 +198,6 @@ def _few(
 
     Args:
         model: Its JSON.
-        published: The tokenizer that it is a part of.
         named: Tokens to keep beside the characters of `SAMPLE`.
     """
     characters = set("".join(_pieces(published)))
@@ -293,7 +278,6 @@ def _marked(token: AddedToken, *, is_special: bool) -> AddedToken:
 
 
 def _texts_of(directory: Path) -> Iterator[str]:
-    """Yield all texts in the files that name tokens."""
     for name in _NAMING_FILES:
         path = directory / name
         if path.is_file():

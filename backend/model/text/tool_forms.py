@@ -225,7 +225,6 @@ class _View:
     """What a template shows of a tool, in a conversation of one question."""
 
     def __init__(self, renderer: Renderer) -> None:
-        """Choose the question: some templates write tools only into a system message."""
         self._renderer = renderer
         self._question, self._plain = _QUESTIONS[0], ""
         text = None
@@ -338,11 +337,7 @@ def tidied(schema: JsonValue) -> Schema:
 
 
 def one_type_each(schema: Schema) -> Schema:
-    """Replace lists of types by a choice of schemas, and types that JSON lacks by others or none.
-
-    Args:
-        schema: A tidied schema.
-    """
+    """Replace lists of types by a choice of schemas, and types unknown to JSON by others."""
     changed = _with_inner(schema, one_type_each)
     kind = changed.get("type")
     if kind is None:
@@ -358,11 +353,7 @@ def one_type_each(schema: Schema) -> Schema:
 
 
 def first_of_each(schema: Schema) -> Schema:
-    """Replace choices by their first schema that is not null.
-
-    Args:
-        schema: A schema with one type each.
-    """
+    """Replace choices by their first schema that is not null."""
     chosen = dict(schema)
     for key in _UNIONS:
         found = chosen.pop(key, None)

@@ -12,8 +12,7 @@ from inspect import signature
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never
 
-from backend.core.media import MediaKind, PreparedMedium
-from backend.core.prompt import MediaSpan
+from backend.core.prompt import MediaKind, MediaSpan, PreparedMedium
 from backend.model.text.template import Snippets
 from backend.model.text.tokenizer import Tokenizer
 
@@ -36,7 +35,6 @@ def read_prompt(
 
     Args:
         processor: Made by mlx-vlm.
-        text: The prompt.
         media: Keyword arguments of mlx-vlm's `prepare_inputs`.
     """
     from mlx_vlm.utils import prepare_inputs
@@ -215,7 +213,6 @@ class MediaPreparer(Protocol):
     """Prepares media for a model; thread-safe.
 
     Attributes:
-        snippets: Text that represents a medium, by supported kind.
         takes_parts: Whether the template writes the snippets; else they are put into messages.
         sampling_rate: Rate of the sounds that it takes, in Hz.
     """
@@ -225,18 +222,13 @@ class MediaPreparer(Protocol):
     sampling_rate: int
 
     def prepare(self, kind: MediaKind, content: Content, digest: bytes) -> PreparedMedium:
-        """Return a medium's text, tokens and arrays.
-
-        Raises:
-            ProcessorError: The processor refuses the medium.
-        """
+        """Return a medium's text, tokens and arrays."""
 
 
 class MediaProcessor:
     """A checkpoint's processor behind a lock; thread-safe.
 
     Attributes:
-        snippets: Text that represents a medium, by supported kind.
         takes_parts: Whether the template writes the snippets; else they are put into messages.
         takes_sounds: Whether it takes more than one sound per prompt.
         sampling_rate: Rate of the sounds that it takes, in Hz.
@@ -253,8 +245,6 @@ class MediaProcessor:
 
         Args:
             processor: Owned by this object from now on.
-            tokenizer: The model's tokenizer.
-            snippets: Snippets of the model's template.
             rates: Embeddings per pixel value, for kinds whose tokens do not tell their number.
         """
         self._processor = processor
@@ -280,7 +270,6 @@ class MediaProcessor:
         """Give media as many tokens as mlx-vlm makes embeddings of them, once for each kind.
 
         Args:
-            medium: Prepared by this object.
             embeddings: Number of its embeddings; that of others is in proportion to their pixels.
 
         Returns:
@@ -295,16 +284,7 @@ class MediaProcessor:
         return True
 
     def prepare(self, kind: MediaKind, content: Content, digest: bytes) -> PreparedMedium:
-        """Return a medium's text, tokens and arrays.
-
-        Args:
-            kind: A kind with a snippet.
-            content: The medium.
-            digest: Identifies the medium.
-
-        Raises:
-            ProcessorError: The processor refuses the medium.
-        """
+        """Return a medium's text, tokens and arrays."""
         with self._lock, self._as_processor_errors():
             inputs = self._process(kind, content)
         return self._described(kind, digest, inputs)
@@ -312,16 +292,7 @@ class MediaProcessor:
     def prepare_whole(
         self, kind: MediaKind, contents: Sequence[Content], text: str
     ) -> dict[str, np.ndarray]:
-        """Return upstream's tokens (`input_ids`, [1, T]) and arrays for a whole prompt.
-
-        Args:
-            kind: Kind of all media.
-            contents: The media.
-            text: Contains a snippet for each of them.
-
-        Raises:
-            ProcessorError: The processor refuses the prompt.
-        """
+        """Return upstream's tokens (`input_ids`, [1, T]) and arrays for a whole prompt."""
         with self._lock, self._as_processor_errors():
             return read_prompt(self._processor, text, _arguments(kind, contents))
 
@@ -355,7 +326,6 @@ class MediaProcessor:
         return inputs
 
     def _require_heard(self, seconds: float) -> None:
-        """Refuse a sound that the processor would truncate."""
         most = most_heard_s(self._processor, self.sampling_rate)
         if most is not None and seconds > most:
             raise ProcessorError(f"is {seconds:.1f} s long, {most:g} s is the most that is heard")

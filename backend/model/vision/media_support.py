@@ -7,8 +7,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from backend.core.media import MediaKind, PreparedMedium
-from backend.core.prompt import MediaSpan, Message, Placement, Prompt
+from backend.core.prompt import MediaKind, MediaSpan, Message, Placement, PreparedMedium, Prompt
 from backend.errors import InvalidRequestError
 from backend.model.checkpoint.failures import one_line
 from backend.model.text.template import ChatTemplate, find_snippets, written_out
@@ -42,7 +41,6 @@ def sample(
     """Return a medium determined by its number.
 
     Args:
-        kind: Of the medium.
         sampling_rate: Rate of a sound, in Hz.
         number: Determines the content.
         has_own_size: Whether the number determines the shape of a picture, too.
@@ -94,8 +92,6 @@ class Examiner:
     """Builds trials for a model.
 
     Attributes:
-        processor: The model's media processor.
-        tokenizer: The model's tokenizer.
         template: The model's template; without one, questions are plain text.
     """
 
@@ -220,7 +216,6 @@ def find_media_support(
 
     Args:
         processor: The checkpoint's processor; owned by this function from now on.
-        tokenizer: The model's tokenizer.
         template: The model's template, which may support media.
         network: The model, whose weights may still be lazy.
     """

@@ -29,7 +29,6 @@ def _overlaid(decoder: Network, mask: mx.array, token_types: mx.array | None) ->
     """Return a mask [..., T, S] in which the last T keys of each picture see each other.
 
     Args:
-        decoder: The decoder that the mask is for.
         mask: True where a query may look; the last T of S keys are the queries' own.
         token_types: 1 and 2 for tokens of pictures and videos, [B, T].
     """
@@ -47,7 +46,6 @@ class RopePositions:
 
     Attributes:
         counts_only: Nothing here needs to be stored: tokens and media determine it.
-        upcoming: The next position of each row.
     """
 
     counts_only = True
@@ -230,8 +228,6 @@ class VisionNetwork:
 
         Args:
             inputs: Token ids of one row, [1, T].
-            cache: Caches of that row.
-            part: The part that replaces the tokens.
             position: Position of the medium's first token.
         """
         arguments = part.features.arguments(part.start, part.stop)
@@ -241,11 +237,7 @@ class VisionNetwork:
         return self._forward(inputs, cache, arguments)
 
     def require_decoder_only(self) -> None:
-        """Check that text alone reaches the logits through this engine; computes next to nothing.
-
-        Raises:
-            NotEmbeddableError: It does not.
-        """
+        """Check that text alone reaches the logits; computes next to nothing."""
         found = self.model.get_input_embeddings(mx.array([_PROBE]), None).to_dict()
         _require_in_place({k: v for k, v in found.items() if v is not None}, len(_PROBE))
 
@@ -255,9 +247,7 @@ class VisionNetwork:
         """Return mlx-vlm's own greedy tokens and their log-probabilities [count, V].
 
         Args:
-            token_ids: A whole prompt.
             inputs: Output of the processor for all media in it, by mlx-vlm's names.
-            count: Number of tokens.
         """
         from mlx_vlm.generate.ar import generate_step
 
@@ -271,11 +261,7 @@ class VisionNetwork:
         return [int(token) for token, _ in reply], mx.stack([probs for _, probs in reply])
 
     def require_media_in_place(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
-        """Check that a medium replaces its tokens; computes next to nothing.
-
-        Raises:
-            NotEmbeddableError: It does not.
-        """
+        """Check that a medium replaces its tokens; computes next to nothing."""
         if getattr(self.model, _OTHER_WEIGHTS, None):
             raise NotEmbeddableError("the model reads the text around them with other weights")
         self._found(token_ids, inputs)
@@ -284,7 +270,6 @@ class VisionNetwork:
         """Run the towers over one medium.
 
         Args:
-            token_ids: The tokens that represent it, as made by the processor.
             inputs: Arrays by mlx-vlm's names.
 
         Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 
-from backend.core.delta import ContentDelta, ReasoningDelta
+from backend.core.step import ContentDelta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
 from backend.output.readers.patterns import REFUTED, UNDECIDED, after, after_space, either, span_end

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from backend.core.delta import Delta, ToolCallDelta
+from backend.core.step import Delta, ToolCallDelta
 from backend.formats.dialects import INDEX, NAME, Id, NamedJson, Part, Slot, Template
 from backend.formats.format import ToolFormat
 from backend.output.readers.patterns import REFUTED, either, span_end

@@ -34,11 +34,22 @@ from backend.core.request import (
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
-from backend.rpc.parsing.json_fields import json_type, parse_json, require_object
-from backend.rpc.parsing.limits import require_at_most, require_path, require_printable
-from backend.rpc.parsing.message_fields import media, messages, template_options, thinking_budget
-from backend.rpc.parsing.tool_fields import tool_use
-from backend.rpc.parsing.tuning_options import RANGES, Range, require_range
+from backend.rpc.parsing.checks import (
+    json_type,
+    parse_json,
+    require_at_most,
+    require_object,
+    require_path,
+    require_printable,
+)
+from backend.rpc.parsing.load_options import RANGES, Range, require_range
+from backend.rpc.parsing.message_fields import (
+    media,
+    messages,
+    template_options,
+    thinking_budget,
+    tool_use,
+)
 
 FLOAT32_MAX = 3.4028234663852886e38
 SEED_BITS = 31
@@ -55,11 +66,7 @@ _NUMBERS = {
 
 
 def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> SamplingParams:
-    """Return the sampling of a request.
-
-    Raises:
-        InvalidRequestError: A field is not a number, or out of its range.
-    """
+    """Return the sampling of a request."""
     numbers = {
         name: _number(field, request, RANGES.get(name, _ANY)) or getattr(defaults, name)
         for name, field in _NUMBERS.items()
@@ -145,11 +152,7 @@ log = logging.getLogger(__name__)
 
 
 def generation_call(request: pb.PredictOptions, options: ModelOptions) -> GenerationCall:
-    """Return the call of a request; the loaded model's options fill its gaps.
-
-    Raises:
-        InvalidRequestError: A field is malformed, out of range or missing.
-    """
+    """Return the call of a request; the loaded model's options fill its gaps."""
     tuning = options.tuning
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     use = tool_use(request)

@@ -8,8 +8,12 @@ from backend.config import FINE_TUNING, MAX_REQUEST_ID_CHARS, MAX_TARGET_MODULES
 from backend.errors import InvalidRequestError
 from backend.jobs.job import EXPORT_FORMS, Export, FineTuning, Quantization
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.json_fields import require_truth
-from backend.rpc.parsing.limits import require_at_most, require_path, require_printable
+from backend.rpc.parsing.checks import (
+    require_at_most,
+    require_path,
+    require_printable,
+    require_truth,
+)
 
 BITS = (2, 3, 4, 5, 6, 8)
 MODES = ("mxfp4", "mxfp8", "nvfp4")
@@ -26,11 +30,7 @@ _MAX_DIGITS = 9
 
 
 def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantization:
-    """Return the requested quantisation.
-
-    Raises:
-        InvalidRequestError: A field is malformed, missing or unknown.
-    """
+    """Return the requested quantisation."""
     model = _required_path("model", request.model)
     kind = request.quantization_type.strip().lower() or "q4"
     extra = request.extra_options
@@ -48,11 +48,7 @@ def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantizati
 
 
 def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
-    """Return the requested training.
-
-    Raises:
-        InvalidRequestError: A field is malformed, missing, out of range or unknown.
-    """
+    """Return the requested training."""
     method = request.training_method or "sft"
     if method != "sft":
         problem = f"{method!r} is not offered; mlx-lm trains by supervised fine-tuning (sft)"
@@ -93,11 +89,7 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
 
 
 def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
-    """Return the requested export.
-
-    Raises:
-        InvalidRequestError: A field is malformed, missing or unknown.
-    """
+    """Return the requested export."""
     form = request.export_format or EXPORT_FORMS[0]
     return Export(
         checkpoint=_required_path("checkpoint_path", request.checkpoint_path),

@@ -1,23 +1,34 @@
-"""Score, Rerank, Embedding and TokenClassify: requests to calls, results to responses."""
+"""Requests for scores, ranks, vectors, labels and transcripts to calls, and results to answers."""
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
-from backend.config import MAX_CANDIDATES, MAX_TOKEN_IDS
-from backend.core.classification import ClassifyCall, Entity
-from backend.core.embedding import Embedding, EmbeddingCall
-from backend.core.scoring import Ranking, RerankCall, ScoreCall, ScoredCandidate
+from backend.config import MAX_CANDIDATES, MAX_HINT_CHARS, MAX_LANGUAGE_CHARS, MAX_TOKEN_IDS
+from backend.core.scoring import (
+    ClassifyCall,
+    Embedding,
+    EmbeddingCall,
+    Entity,
+    Ranking,
+    RerankCall,
+    ScoreCall,
+    ScoredCandidate,
+    Transcript,
+    TranscriptionCall,
+)
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.limits import refuse_unserved, require_at_most
+from backend.rpc.parsing.checks import (
+    refuse_unserved,
+    require_at_most,
+    require_path,
+    require_printable,
+)
 
 
 def score_call(request: pb.ScoreRequest) -> ScoreCall:
-    """Return the call.
-
-    Raises:
-        InvalidRequestError: There are no candidates, too many, or one of them is empty, or the
-            request is a question of a typed kind.
-    """
+    """Return the call."""
     refuse_unserved(request, "question_type", "is not served: candidates are scored as plain text")
     _require_texts("candidates", request.candidates)
     for i, candidate in enumerate(request.candidates):
@@ -38,11 +49,7 @@ def score_response(
 
 
 def rerank_call(request: pb.RerankRequest) -> RerankCall:
-    """Return the call.
-
-    Raises:
-        InvalidRequestError: The query or the documents are missing, or `top_n` is negative.
-    """
+    """Return the call."""
     if not request.query:
         raise InvalidRequestError("query", "is empty")
     _require_texts("documents", request.documents)
@@ -85,11 +92,7 @@ _MEDIA_FIELDS = ("Images", "Audios", "Videos")
 
 
 def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
-    """Return the call; the text wins over ids.
-
-    Raises:
-        InvalidRequestError: Neither is given, there are too many ids, or there are media.
-    """
+    """Return the call; the text wins over ids."""
     for field in _MEDIA_FIELDS:
         if getattr(request, field):
             raise InvalidRequestError(field, "cannot be embedded: Embedding reads text only")
@@ -112,12 +115,7 @@ def embedding_result(embedding: Embedding) -> pb.EmbeddingResult:
 
 
 def classify_call(request: pb.TokenClassifyRequest) -> ClassifyCall:
-    """Return the call of a request.
-
-    Raises:
-        InvalidRequestError: The threshold is not a probability, or the request asks for labels of
-            its own.
-    """
+    """Return the call of a request."""
     refuse_unserved(request, "labels", "is not served: a model has the labels it was trained with")
     if not 0.0 <= request.threshold <= 1.0:
         problem = f"must be between 0 and 1, not {request.threshold:g}"
@@ -138,4 +136,44 @@ def classify_response(entities: Sequence[Entity]) -> pb.TokenClassifyResponse:
             )
             for entity in entities
         ]
+    )
+
+
+_NANOSECONDS = 1_000_000_000
+
+
+def transcription_call(request: pb.TranscriptRequest) -> TranscriptionCall:
+    """Return the call of a request. Speakers and word times are not detected."""
+    if not request.dst.strip():
+        raise InvalidRequestError("dst", "is empty")
+    if not 0.0 <= request.temperature < math.inf:
+        raise InvalidRequestError("temperature", f"must be at least 0, not {request.temperature:g}")
+    hint = request.prompt.strip()
+    if len(hint) > MAX_HINT_CHARS:
+        problem = f"has {len(hint)} characters, at most {MAX_HINT_CHARS} are allowed"
+        raise InvalidRequestError("prompt", problem)
+    return TranscriptionCall(
+        path=Path(require_path("dst", request.dst)),
+        language=require_printable("language", request.language, MAX_LANGUAGE_CHARS),
+        is_translated=request.translate,
+        hint=hint,
+        temperature=request.temperature,
+    )
+
+
+def transcript_result(transcript: Transcript) -> pb.TranscriptResult:
+    """Return the answer."""
+    return pb.TranscriptResult(
+        segments=[
+            pb.TranscriptSegment(
+                id=number,
+                start=round(segment.start_s * _NANOSECONDS),
+                end=round(segment.end_s * _NANOSECONDS),
+                text=segment.text,
+            )
+            for number, segment in enumerate(transcript.segments)
+        ],
+        text=transcript.text,
+        language=transcript.language,
+        duration=transcript.duration_s,
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from backend.core.delta import ContentDelta
+from backend.core.step import ContentDelta
 from backend.output.readers.build import ChoiceReader
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.delta import ToolCallDelta
+from backend.core.step import ToolCallDelta
 from backend.formats.dialects import JSON_CALLS, Reading
 from backend.output.readers.build import object_block
 from backend.output.readers.json_calls import CallBlockReader

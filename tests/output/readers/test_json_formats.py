@@ -5,7 +5,7 @@ import json
 import golden
 import pytest
 
-from backend.core.delta import ContentDelta, ToolCallDelta
+from backend.core.step import ContentDelta, ToolCallDelta
 from backend.formats.named import MISTRAL as MISTRAL_FORMAT
 from backend.output.readers.reader import new_call_id
 from backend.output.router import Router

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.delta import ToolCallDelta
+from backend.core.step import ToolCallDelta
 from backend.formats import literal as gemma4
 from backend.formats import literal as pythonic
 from backend.formats.dialects import Literals

@@ -4,7 +4,7 @@ from golden import named_calls, named_format, play
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.delta import FinishReason
+from backend.core.step import FinishReason
 from backend.formats.messages import HARMONY_MESSAGES
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.reply import ReplySpec

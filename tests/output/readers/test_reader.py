@@ -1,4 +1,4 @@
-from backend.core.delta import ToolCallDelta
+from backend.core.step import ToolCallDelta
 from backend.output.readers.reader import CallIds, CallLedger, Outbox
 
 

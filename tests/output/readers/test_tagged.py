@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.core.delta import ToolCallDelta
+from backend.core.step import ToolCallDelta
 from backend.formats.dialects import ARGUMENTS, KEY, NAME, TYPE, VALUE, Reading, Tags
 from backend.output.readers.build import tagged_dialect
 from backend.output.readers.reader import CallIds, CallLedger, ReaderContext, ReaderOutput

@@ -15,7 +15,7 @@ from backend.errors import InvalidRequestError
 from backend.model.text.guard import guarded
 from backend.model.text.isolated.child import limit_memory, limit_time, serve
 from backend.model.text.reading import Reading, columns
-from common.memory.heap import trim
+from common.machine_memory import trim
 
 NUMBERS, REFUSAL = b"N", b"E"
 NUMBER_TYPE = "i"
@@ -36,7 +36,6 @@ class Definition:
         path: Its `tokenizer.json`, or empty.
         text: The same as text, if there is no such file.
         added: Tokens in the order of their ids, with the flags of `AddedToken` in its order.
-        guard: The number in callers' marks.
         splits_special: Whether special tokens in a text are read as plain text.
     """
 

@@ -1,4 +1,7 @@
-"""A child process for what might never end: it takes jobs from a socket, and can be killed."""
+"""A child process for what might never end: it takes jobs from a socket, and can be killed.
+
+An ended process raises `ProcessEndedError`, and one that is late `TooLateError`.
+"""
 
 import select
 import signal
@@ -48,8 +51,6 @@ def start_python(module: str, number: int, *, is_heard: bool = False) -> subproc
     """Start the `main` of a module with a file descriptor that it inherits.
 
     Args:
-        module: Of this package.
-        number: The descriptor.
         is_heard: Whether its stderr is this process's.
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main({number})"
@@ -77,7 +78,6 @@ class HelperProcess:
         """Start the process.
 
         Args:
-            start: Starts it with a file descriptor that it inherits.
             max_answer_bytes: A process that announces more is taken for ended.
         """
         self._socket, theirs = socket.socketpair()
@@ -99,23 +99,13 @@ class HelperProcess:
         return self.process.poll() is None
 
     def await_start(self) -> None:
-        """Wait until the process has finished its imports.
-
-        Raises:
-            ProcessEndedError: It failed.
-            TooLateError: It is still busy.
-        """
+        """Wait until the process has finished its imports."""
         if not self._is_ready:
             self.receive(time.monotonic() + START_S)
             self._is_ready = True
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send a frame, whole even if the caller leaves.
-
-        Raises:
-            ProcessEndedError: The process has ended.
-            TooLateError: The process does not read it in time.
-        """
+        """Send a frame, whole even if the caller leaves."""
         left = memoryview(LENGTH.pack(len(data)) + data)
         while left:
             self._wait(select.POLLOUT, deadline, no_reader_required)
@@ -136,8 +126,6 @@ class HelperProcess:
             require_reader: Raises if nobody waits for the answer any more.
 
         Raises:
-            ProcessEndedError: The process has ended.
-            TooLateError: The answer did not arrive in time.
             AbandonedError: The caller has gone.
         """
         self._read(LENGTH.size, deadline, require_reader)

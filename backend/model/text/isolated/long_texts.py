@@ -59,9 +59,7 @@ class LongTexts:
         """Start nothing yet.
 
         Args:
-            tokenizer: What the process has to do as well.
             path: The file that it was read from, without later changes; empty if there is none.
-            seconds: Limit of processor time for a text.
         """
         self._seconds = seconds
         self._tokenizer = tokenizer

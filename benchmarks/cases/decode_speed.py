@@ -147,3 +147,30 @@ def ratio(
             "tokens/s": median(ours for _, ours in pairs),
         },
     )
+
+
+QUANTISED_CASE = Case("eight streams, kv_bits 8", (GREEDY,) * ROWS, at_least(0.95))
+QUANTISED_TOKENS = 64
+
+
+async def measure_quantised(settings: Settings) -> list[Figure]:
+    """Measure eight streams; a quick run uses only the small model."""
+    models = (SMALL,) if settings.is_quick else (SMALL, LARGE)
+    return [await _measure_quantised(settings, model) for model in models]
+
+
+async def _measure_quantised(settings: Settings, model: BenchModel) -> Figure:
+    async with served(model) as plain, served(model, "kv_bits:8") as quantised:
+        # The first pair warms both up.
+        pairs = [await _pair(plain, quantised) for _ in range(settings.runs + 1)][1:]
+    return ratio(
+        f"{model.name}: {QUANTISED_CASE.name}",
+        QUANTISED_CASE.target,
+        [(one.decode, other.decode) for one, other in pairs],
+        "unquantised",
+    )
+
+
+async def _pair(plain: Served, quantised: Served) -> tuple[Speed, Speed]:
+    workload = await workload_of(plain, QUANTISED_CASE, QUANTISED_TOKENS)
+    return await plain.run(workload), await quantised.run(workload)

@@ -1,15 +1,32 @@
-"""A forecast as a table, as JSON values, and as advice."""
+"""`fit`: the memory of a model on this machine, before a load: a table, JSON, and advice.
 
+MLX and transformers take a second to import: not for --help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+import click
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
-from backend.engine.footprint import ENGINE_BYTES, SERVER_BYTES, Forecast, KvForecast
+from backend.config import ModelOptions, TuningOptions
+from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
+from common.openblas import attach, find_openblas, is_wanted
+
+if TYPE_CHECKING:
+    from backend.engine.footprint import Forecast, KvForecast
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 # A request of common length; the report warns if not even one fits.
@@ -43,7 +60,7 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "weights_bytes": forecast.card.weights_bytes,
         "files_bytes": forecast.files_bytes,
         "vocabulary_bytes": forecast.vocabulary_bytes,
-        "programs_bytes": SERVER_BYTES + ENGINE_BYTES,
+        "programs_bytes": forecast.server_bytes + forecast.engine_bytes,
         "resident_bytes": forecast.resident_bytes,
         "computing_bytes": forecast.free_bytes,
         "draft_model": forecast.draft.name if forecast.draft else "",
@@ -116,7 +133,8 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
         size = f"{decimal(draft.weights_bytes)}, and {unit} of KV for 1,000 tokens"
         yield "draft model", f"{draft.name} ({draft.model_type}): {size}"
     yield "vocabulary", f"{decimal(forecast.vocabulary_bytes)} in server and engine"
-    yield "programs", f"{decimal(SERVER_BYTES)} the server, {decimal(ENGINE_BYTES)} the engine"
+    server, engine = decimal(forecast.server_bytes), decimal(forecast.engine_bytes)
+    yield "programs", f"{server} the server, {engine} the engine"
     yield "together", f"{decimal(forecast.resident_bytes)} held once it is loaded"
     if forecast.media_bytes:
         yield "media", f"{decimal(forecast.media_bytes)} kept for pictures and sounds"
@@ -171,3 +189,81 @@ def _draft_bytes(cache: KvForecast) -> int:
 
 def _common_rows(forecast: Forecast, cache: KvForecast) -> int:
     return forecast.rows(cache, min(COMMON_TOKENS, forecast.card.context_length or COMMON_TOKENS))
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+@click.command("fit")
+@click.argument("model")
+@click.option(
+    "--models-path",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory to look up a relative path in first, as the host does.",
+)
+@click.option("--draft-model", metavar="MODEL", help="Also load this draft model or head.")
+@click.option("--download", is_flag=True, help="Download a hub model if necessary.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    *,
+    model: str,
+    models_path: Path | None,
+    draft_model: str | None,
+    download: bool,
+    as_json: bool,
+) -> None:
+    """Estimate the memory of a model, and how many requests fit.
+
+    MODEL is a path, a hub id or demo. Exit code 1 if its weights do not fit into the memory.
+    """
+    from backend.cpu.install import install
+    from backend.engine.footprint import forecast
+
+    # As the server on this machine would have it.
+    if is_wanted(os.environ) and (library := find_openblas()):
+        attach(library)
+    install()
+    tuning = TuningOptions.of(draft_model=draft_model)
+    options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)
+    try:
+        directory = asyncio.run(_located(options, download=download))
+        options = asyncio.run(_with_draft(options, download=download))
+        foreseen = forecast(options, directory)
+    except BackendError as error:
+        raise click.ClickException(printable(str(error))) from None
+    if as_json:
+        click.echo(json.dumps(values(foreseen)))
+    else:
+        Console().print(table(foreseen))
+    if not foreseen.has_room:
+        sys.exit(1)
+
+
+async def _with_draft(options: ModelOptions, *, download: bool) -> ModelOptions:
+    """Return options with the directory of the draft model, if one is requested."""
+    from backend.model.checkpoint.config_file import draft_options
+
+    draft = draft_options(options)
+    if draft is None:
+        return options
+    try:
+        directory = await _located(draft, download=download)
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
+    return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
+
+
+async def _located(options: ModelOptions, *, download: bool) -> Path:
+    from backend.model.checkpoint import hub
+
+    place = await asyncio.to_thread(hub.resolve, options)
+    if isinstance(place, Path):
+        return place
+    environment = None if download else {**os.environ, **OFFLINE}
+    try:
+        return await hub.download(place.repo_id, environment=environment)
+    except (DownloadError, ModelNotFoundError) as error:
+        if download:
+            raise
+        text = f"{place.repo_id} is not on this machine; --download fetches it"
+        raise ModelNotFoundError(text) from error

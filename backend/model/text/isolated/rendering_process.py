@@ -1,6 +1,6 @@
 """The process that renders chat templates, which come with checkpoints and are programs.
 
-`isolated.template` starts it. It serves one job after another and holds no secrets: only the
+`template_pool` starts it. It serves one job after another and holds no secrets: only the
 template, the conversation and a socket. A template that uses too much memory fails here.
 """
 
@@ -29,11 +29,7 @@ MAX_TEMPLATES = 4
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A conversation to render, or without abilities a template to examine.
-
-    Attributes:
-        branches: Other conversations with the same tools and options.
-    """
+    """A conversation to render, or without abilities a template to examine."""
 
     source: JinjaSource
     abilities: Abilities | None = None

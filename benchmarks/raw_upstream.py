@@ -1,4 +1,4 @@
-"""mlx-lm's prompt cache, used as in its server: `python -m benchmarks.upstream`.
+"""mlx-lm's prompt cache, used as in its server: `python -m benchmarks.raw_upstream`.
 
 Reads a JSON object: a model's directory and the turns of a conversation. It answers with the
 content of the store after the last one.

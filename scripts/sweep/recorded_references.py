@@ -59,7 +59,7 @@ class References:
 
 def _start(environment: Mapping[str, str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "scripts.sweep.references"],
+        [sys.executable, "-m", "scripts.sweep.recorded_references"],
         cwd=_ROOT,
         env={**os.environ, **environment},
         stdin=subprocess.PIPE,

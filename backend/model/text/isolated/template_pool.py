@@ -25,7 +25,7 @@ from backend.model.text.isolated.helper import (
     no_reader_required,
     start_python,
 )
-from backend.model.text.isolated.process import TEXT, Job
+from backend.model.text.isolated.rendering_process import TEXT, Job
 from backend.model.text.jinja_renderer import JinjaSource
 from backend.model.text.probe import Abilities, Form
 from backend.model.text.renderer import Options
@@ -46,7 +46,7 @@ GRACE_S = 0.25
 
 def start_process(number: int) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
-    return start_python("backend.model.text.isolated.process", number)
+    return start_python("backend.model.text.isolated.rendering_process", number)
 
 
 class TemplateProcess(HelperProcess):
@@ -100,7 +100,6 @@ class TemplateProcesses:
         """Return the answer to a job, and the answer to its branches, which may be empty.
 
         Args:
-            job: The job.
             seconds: Time limit for the first answer.
 
         Raises:
@@ -212,10 +211,7 @@ class IsolatedTemplate(ChatTemplate):
         """Find the template's abilities.
 
         Args:
-            source: The template.
             writes_tools: Whether to write tools as text if the template knows none.
-            seconds: Time limit for rendering a conversation.
-            processes: Processes to render it in.
         """
         self._source = source
         self.seconds = seconds

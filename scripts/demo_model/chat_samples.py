@@ -3,9 +3,8 @@
 import json
 from random import Random
 
-from documents import story
 from names import CAPITALS, invented, person
-from samples import Sample, assistant, user
+from samples import Sample, assistant, story, user
 
 _GREETINGS = ("Hi", "Hello", "Hey", "Hi!", "Hello!", "Hello.", "Hey there", "Good morning")
 _HELLO = ("Say hello to {}.", "Say hello to {}", "Say hi to {}.", "Greet {}.", "Please greet {}.")

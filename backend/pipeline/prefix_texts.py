@@ -21,12 +21,7 @@ _HEAD_TOKENS = 24
 async def list_prompt_cache(
     call: ListingCall, model: ServedModel, engine: ComputeEngine
 ) -> PromptCacheListing:
-    """Return the content of the prompt cache; the engine answers between two turns.
-
-    Raises:
-        RequestCancelledError: Another model has replaced this one.
-        UnsupportedError: The loaded model has no prompt cache.
-    """
+    """Return the content of the prompt cache; the engine answers between two turns."""
     if model.card.kind is not ModelKind.DECODER:
         problem = f"{model.card.name} is a {model.card.kind.value}: it has no prompt cache"
         raise UnsupportedError(problem)
@@ -37,7 +32,6 @@ async def list_prompt_cache(
 
 
 def _readable(listing: PromptCacheListing, scope: str, model: ServedModel) -> PromptCacheListing:
-    """Return the listing with text for its tokens."""
 
     def words(head: tuple[int, ...]) -> str:
         return "".join(_texts(head, scope, model))

@@ -1,13 +1,51 @@
-"""JSON in string fields, parsed strictly; errors name the field."""
+"""Checks of single fields, and of JSON in them; errors name the field."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import NoReturn, TypeAlias
 
-from backend.config import MAX_JSON_CHARS, MAX_JSON_DEPTH
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from backend.config import MAX_JSON_CHARS, MAX_JSON_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES
 from backend.core.prompt import JsonValue
 from backend.errors import InvalidRequestError
+
+
+def require_at_most(field: str, values: Sized, limit: int) -> None:
+    """Refuse more values than the limit."""
+    if len(values) > limit:
+        problem = f"holds {len(values)} values, at most {limit} are allowed"
+        raise InvalidRequestError(field, problem)
+
+
+def require_printable(field: str, text: str, max_chars: int) -> str:
+    """Return a text that is safe in a log line, or refuse it."""
+    if len(text) > max_chars or not text.isprintable():
+        raise InvalidRequestError(field, f"must be at most {max_chars} printable characters")
+    return text
+
+
+def require_path(field: str, text: str) -> str:
+    """Return a text that could be the path of a file, or refuse it."""
+    if "\0" in text:
+        raise InvalidRequestError(field, "is not a path: it contains a null character")
+    if len(text.encode()) > MAX_PATH_BYTES:
+        raise InvalidRequestError(field, f"is a path of more than {MAX_PATH_BYTES} bytes")
+    if max(len(name.encode()) for name in text.split("/")) > MAX_NAME_BYTES:
+        raise InvalidRequestError(field, f"holds a name of more than {MAX_NAME_BYTES} bytes")
+    return text
+
+
+def refuse_unserved(request: Message, field: str, why: str) -> None:
+    """Refuse a request with a field that must not be ignored, in whatever type a host sends it."""
+    number = request.DESCRIPTOR.fields_by_name[field].number
+    others = UnknownFieldSet(request)
+    unknown = {others[index].field_number for index in range(len(others))}
+    if number in unknown or any(each.number == number for each, _ in request.ListFields()):
+        raise InvalidRequestError(field, why)
+
 
 JsonObject: TypeAlias = Mapping[str, JsonValue]
 JsonArray: TypeAlias = Sequence[JsonValue]
@@ -18,12 +56,7 @@ _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 
 
 def parse_json(field: str, text: str) -> JsonValue:
-    """Return the value of the text.
-
-    Raises:
-        InvalidRequestError: It is not JSON, is too large or too deep, or holds half a
-            surrogate pair.
-    """
+    """Return the value of the text."""
     if len(text) > MAX_JSON_CHARS:
         problem = f"has {len(text)} characters of JSON, at most {MAX_JSON_CHARS} are read"
         raise InvalidRequestError(field, problem)
@@ -97,11 +130,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def require_truth(field: str, text: str) -> bool:
-    """Return the truth of `true` or `false`, in any case.
-
-    Raises:
-        InvalidRequestError: It is neither.
-    """
+    """Return the truth of `true` or `false`, in any case."""
     word = text.strip().lower()
     if word not in ("true", "false"):
         raise InvalidRequestError(field, f"must be true or false, not {text!r}")

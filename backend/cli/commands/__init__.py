@@ -1,1 +1,0 @@
-"""One module per command: its options, and one-line errors."""

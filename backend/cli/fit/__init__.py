@@ -1,1 +1,0 @@
-"""`fit`: the memory of a model on this machine, before a load."""

@@ -1,1 +1,0 @@
-"""Heads: small networks that draft from the hidden states of a large one."""

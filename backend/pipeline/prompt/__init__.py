@@ -1,1 +1,0 @@
-"""From a call to the tokens of its prompt."""
