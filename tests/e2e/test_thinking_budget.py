@@ -185,6 +185,19 @@ async def test_drafts_change_nothing(shared):
             assert tokens_of(await stream(backend.stub, asked(budget))) == tokens_of(plain)
 
 
+async def test_the_first_byte_after_a_thought_is_the_schemas_with_drafts_and_without(shared):
+    async with shared(MODEL_DIR) as backend:
+        for seed in range(1, 9):
+            drawn = {"Temperature": 1.5, "Seed": seed}
+            metadata = {"json_schema": json.dumps(SCHEMA)}
+            drafted = await stream(backend.stub, asked(6, metadata=metadata, **drawn))
+            off = metadata | {"speculation": "off"}
+            plain = await stream(backend.stub, asked(6, metadata=off, **drawn))
+            assert tokens_of(drafted) == tokens_of(plain)
+            assert drafted.content.startswith("{")
+            assert list(json.loads(drafted.content)) == ["warm"]
+
+
 async def test_a_reply_that_must_not_end_by_itself_does_not(shared):
     async with shared(MODEL_DIR) as backend:
         reply = await stream(backend.stub, asked(3, IgnoreEOS=True, Tokens=60))
