@@ -57,6 +57,7 @@ from backend.errors import (
 )
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
+from common.memory.heap import trim
 
 IDLE_TIMEOUT_S = 1.0
 TURNS_PER_CLEAR = 32
@@ -110,7 +111,7 @@ class EngineLoop:
         self.examination = Examination(self, self._adoption, knows_drafts=drafts)
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests, self._has_ends = False, True, False
-        self._turns, self.active_at = 0, time.monotonic()
+        self._turns, self.active_at, self._keeps_memory = 0, time.monotonic(), True
         self._stepped_at: float | None = None
 
     def run(self) -> None:
@@ -252,13 +253,21 @@ class EngineLoop:
             self._hurry()
             if self.memory.has_changed:
                 self.memory.relieve()
-            self.active_at = time.monotonic()
+            self.active_at, self._keeps_memory = time.monotonic(), True
         elif rested_s >= IDLE_TIMEOUT_S:
             self.prefixes.rest()
+            self._release()
         if has_waiting and self.memory.is_starved:
             self._refuse_overdue()
         if self.background.ended:
             self._answer_ended()
+
+    def _release(self) -> None:
+        """Return the memory that ended work has freed to the system, once per rest."""
+        if self._keeps_memory:
+            self._keeps_memory = False
+            mx.clear_cache()
+            trim()
 
     def _admit(self) -> None:
         """Give slots to waiting rows, and let rows whose prompt is computed join the batch."""
@@ -471,7 +480,7 @@ class EngineLoop:
         """How long an idle loop may be left without a turn; `None` is forever."""
         if self.examination.is_pending:
             return DELAY_S
-        waits = self.scheduler.waiting_count or self.prefixes.wants_rest
+        waits = self.scheduler.waiting_count or self.prefixes.wants_rest or self._keeps_memory
         return IDLE_TIMEOUT_S if waits else None
 
     @property
