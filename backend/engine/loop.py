@@ -57,7 +57,7 @@ from backend.errors import (
 )
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
-from common.memory import trim
+from common.machine_memory import trim
 
 IDLE_TIMEOUT_S = 1.0
 TURNS_PER_CLEAR = 32
