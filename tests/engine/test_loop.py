@@ -14,8 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.core.engine_status import RequestPhase
 from backend.core.request import SamplingParams
 from backend.core.step import FinishReason, PrefillDone
-from backend.engine import loop as engine_loop
-from backend.engine.loop import TURNS_PER_CLEAR
+from backend.engine.loop import IDLE_TIMEOUT_S, TURNS_PER_CLEAR
 from backend.engine.messages.protocol import Submit
 from backend.engine.prefix_store import CachingPrefixStore
 from backend.engine.rows.row import Row
@@ -313,20 +312,16 @@ def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):
     assert len(emptied) < len(held) / 2
 
 
-def test_what_ended_work_has_freed_is_given_back_once_in_a_rest(networks, monkeypatch):
-    trims = []
-    monkeypatch.setattr(engine_loop, "trim", lambda: trims.append(mx.get_cache_memory()))
+def test_what_ended_work_has_freed_is_given_back_in_a_rest(networks):
     driver = Driver(networks("llama"))
     driver.run(make_request("a", prompt_of(300), max_tokens=4))
+    driver.turn()
     assert mx.get_cache_memory() > 0
-    assert not trims
-    monkeypatch.setattr(engine_loop, "IDLE_TIMEOUT_S", 0.0)
+    assert driver.loop.idle_timeout_s == IDLE_TIMEOUT_S
+    driver.loop.active_at -= IDLE_TIMEOUT_S
     driver.turn()
-    driver.turn()
-    assert trims == [0]
-    driver.run(make_request("b", prompt_of(300), max_tokens=4))
-    driver.turn()
-    assert len(trims) == 2
+    assert mx.get_cache_memory() == 0
+    assert driver.loop.idle_timeout_s is None
 
 
 def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
