@@ -87,7 +87,14 @@ MAX_QUEUED_WORK, MAX_QUEUED_WORK_BYTES = 1024, 2**30
 
 # Limits of one medium, as a file and decoded.
 MAX_IMAGE_BYTES, MAX_AUDIO_BYTES, MAX_VIDEO_BYTES = 20 * 2**20, 32 * 2**20, 32 * 2**20
-MAX_IMAGE_PIXELS = 50_000_000
+# The largest picture that a tower takes whole: the `longest_edge` of Qwen3-VL.
+MAX_IMAGE_PIXELS = 2**24
+# A JPEG can be decoded at a half of its width and height, or less.
+MAX_JPEG_PIXELS = 4 * MAX_IMAGE_PIXELS
+# For one medium, decoded in a process of its own.
+MAX_DECODE_CPU_S = 30
+MAX_DECODE_MEMORY_BYTES = 2**31
+DECODE_PROCESSES = 2  # started when they are needed
 # mlx-vlm's processors fail beyond it.
 MAX_ASPECT_RATIO = 200
 MAX_AUDIO_S = 600

@@ -10,7 +10,7 @@ from math import isfinite
 
 from PIL import ExifTags, Image
 
-from backend.config import MAX_ASPECT_RATIO, MAX_IMAGE_PIXELS
+from backend.config import MAX_ASPECT_RATIO, MAX_IMAGE_PIXELS, MAX_JPEG_PIXELS
 from backend.errors import InvalidRequestError
 from backend.media.container import Container, require_container
 
@@ -58,6 +58,7 @@ def decode_image(field: str, data: bytes) -> Image.Image:
 
     An animation yields its first frame. Transparent pixels become white. 16-bit grey keeps its
     white point; 32-bit and floating-point grey have none, and are stretched from black to white.
+    A JPEG of more than `MAX_IMAGE_PIXELS` is read at a half, a quarter or an eighth of its size.
 
     Raises:
         InvalidRequestError: The file is not an image, is damaged, too large or too narrow.
@@ -66,11 +67,23 @@ def decode_image(field: str, data: bytes) -> Image.Image:
     if container is Container.JPEG and data.count(_START_OF_SCAN) > _MAX_JPEG_SCANS:
         raise InvalidRequestError(field, f"is a JPEG of more than {_MAX_JPEG_SCANS} scans")
     with opened(field, data, container) as image:
-        check_size(field, image.size)
+        is_jpeg = container is Container.JPEG
+        check_size(field, image.size, MAX_JPEG_PIXELS if is_jpeg else MAX_IMAGE_PIXELS)
+        if image.width * image.height > MAX_IMAGE_PIXELS:
+            _reduce(image)
         image.load()
         turn = _UPRIGHT.get(_orientation(image))
         picture = to_rgb(image)
         return picture if turn is None else picture.transpose(turn)
+
+
+def _reduce(image: Image.Image) -> None:
+    """Have a large JPEG decoded at a size that is read."""
+    width, height = image.size
+    for divisor in (2, 4, 8):
+        if -(-width // divisor) * -(-height // divisor) <= MAX_IMAGE_PIXELS:
+            image.draft(None, (width // divisor, height // divisor))
+            return
 
 
 @contextmanager
@@ -97,8 +110,11 @@ def damaged(field: str, container: Container) -> InvalidRequestError:
     return InvalidRequestError(field, problem)
 
 
-def check_size(field: str, size: tuple[int, int]) -> None:
+def check_size(field: str, size: tuple[int, int], most: int = MAX_IMAGE_PIXELS) -> None:
     """Check the size of a picture in pixels (width, height).
+
+    Args:
+        most: Maximum number of pixels.
 
     Raises:
         InvalidRequestError: It is empty, too large, or too narrow for its length.
@@ -106,8 +122,8 @@ def check_size(field: str, size: tuple[int, int]) -> None:
     width, height = size
     if width < 1 or height < 1:
         raise InvalidRequestError(field, f"has no pixels: {width} x {height}")
-    if width * height > MAX_IMAGE_PIXELS:
-        problem = f"has {width:,} x {height:,} pixels, at most {MAX_IMAGE_PIXELS:,} are read"
+    if width * height > most:
+        problem = f"has {width:,} x {height:,} pixels, at most {most:,} are read"
         raise InvalidRequestError(field, problem)
     if max(size) > MAX_ASPECT_RATIO * min(size):
         problem = f"has {width:,} x {height:,} pixels, more than {MAX_ASPECT_RATIO} : 1"

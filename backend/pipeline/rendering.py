@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, assert_never
 from backend.core.prompt import MEDIA_MARKER, MediaKind, Placement, PreparedMedium, Prompt
 from backend.core.request import GenerationCall
 from backend.errors import InvalidRequestError
-from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo, decode
+from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo
+from backend.media.decoder_pool import decode_apart
 from backend.model.text.guard import Disarmer, unguarded
 from backend.model.text.prefix import TokenizedText, branches
 from backend.model.text.template import written_out
@@ -133,7 +134,7 @@ def _prepared(medium: Medium, processor: MediaPreparer) -> PreparedMedium:
         taken = ", ".join(kind.value for kind in processor.snippets)
         problem = f"the loaded model takes no {medium.kind.value}: it takes {taken}"
         raise InvalidRequestError(medium.field, problem)
-    decoded = decode(medium, sampling_rate=processor.sampling_rate)
+    decoded = decode_apart(medium, sampling_rate=processor.sampling_rate)
     try:
         return processor.prepare(medium.kind, _content(decoded), decoded.digest)
     except ProcessorError as error:

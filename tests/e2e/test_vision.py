@@ -16,7 +16,7 @@ from vision import Reference, as_base64, gif, parts, picture, shown, token_ids, 
 from waiting import until
 
 from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, RESERVE_SHARE
-from backend.media.decode import decode
+from backend.media.decoder_pool import decode_apart
 from backend.pb import backend_pb2 as pb
 from backend.pipeline import rendering
 
@@ -290,9 +290,9 @@ async def test_nobody_waits_for_the_pictures_of_others_to_be_read(tiny_vision_mo
 
     def decode_slowly(*arguments, **options):
         may_go_on.wait(60)
-        return decode(*arguments, **options)
+        return decode_apart(*arguments, **options)
 
-    monkeypatch.setattr(rendering, "decode", decode_slowly)
+    monkeypatch.setattr(rendering, "decode_apart", decode_slowly)
     async with served(tiny_vision_models("qwen3_vl")) as backend:
         crowd = [
             asyncio.ensure_future(stream(backend.stub, ask([user("?")], picture(n))))

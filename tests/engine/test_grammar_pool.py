@@ -27,7 +27,7 @@ from backend.engine.grammars.writer_process import (
 )
 from backend.errors import GrammarError, GrammarSyntaxError, HelperLostError
 from backend.formats.registry import TOOL_FORMATS, tool_format
-from backend.model.text.isolated.helper import ProcessEndedError
+from common.helper import ProcessEndedError
 
 END, OPENER = 256, 257
 CARD = ModelCard(

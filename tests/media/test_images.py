@@ -178,8 +178,8 @@ def test_a_truncated_file_is_refused(file_format, share):
     [
         ((1, 20_000), "has 1 x 20,000 pixels, more than 200 : 1"),
         ((201, 1), "has 201 x 1 pixels, more than 200 : 1"),
-        ((10_000, 10_000), "has 10,000 x 10,000 pixels, at most 50,000,000 are read"),
-        ((50_000, 50_000), "has more than 50,000,000 pixels"),
+        ((4_097, 4_096), "has 4,097 x 4,096 pixels, at most 16,777,216 are read"),
+        ((50_000, 50_000), "has more than 16,777,216 pixels"),
         ((0, 5), "is not a complete PNG: it is damaged or truncated"),
     ],
 )
@@ -189,6 +189,22 @@ def test_a_picture_is_refused_by_the_size_that_it_claims(size, problem):
 
 def test_the_narrowest_picture_is_read():
     assert decode(encoded(gradient(MAX_ASPECT_RATIO, 1), "PNG")).size == (MAX_ASPECT_RATIO, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "read"), [((4_096, 4_096), (4_096, 4_096)), ((6_000, 4_000), (3_000, 2_000))]
+)
+def test_a_large_jpeg_is_decoded_at_a_half(size, read):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    decoded = decode(encoded(Image.new("RGB", size, (200, 100, 50)), "JPEG", exif=exif))
+    assert decoded.size == read[::-1]
+    assert distance(decoded, Image.new("RGB", decoded.size, (200, 100, 50))) < 4
+
+
+def test_a_jpeg_has_a_limit_too():
+    data = encoded(Image.new("L", (8_193, 8_192)), "JPEG", quality=1)
+    assert refusal(data) == "Images[0]: has 8,193 x 8,192 pixels, at most 67,108,864 are read"
 
 
 def test_a_jpeg_of_very_many_scans_is_refused():

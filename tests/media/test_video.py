@@ -59,7 +59,7 @@ def test_of_many_frames_some_are_taken_evenly(count, stride):
 
 @pytest.mark.slow
 def test_of_large_frames_fewer_are_taken():
-    assert len(decode(tiny_gif((5_000, 5_000), 7))) == 4
+    assert len(decode(tiny_gif((4_000, 4_000), 7))) == 4
 
 
 def test_a_still_picture_is_a_film_of_one_frame():
@@ -72,8 +72,8 @@ def test_a_still_picture_is_a_film_of_one_frame():
     ("data", "problem"),
     [
         (tiny_gif((1, 1), 40_000), "has more than 30,517 frames of 1 x 1 pixels"),
-        (tiny_gif((5_000, 5_000), 25), "has more than 20 frames of 5000 x 5000 pixels"),
-        (tiny_gif((9_000, 9_000), 2), "has 9,000 x 9,000 pixels, at most 50,000,000 are read"),
+        (tiny_gif((4_000, 4_000), 35), "has more than 31 frames of 4000 x 4000 pixels"),
+        (tiny_gif((9_000, 9_000), 2), "has 9,000 x 9,000 pixels, at most 16,777,216 are read"),
         (tiny_gif((1, 900), 2), "has 1 x 900 pixels, more than 200 : 1"),
         (wav(), f"is WAV; {READ}"),
         (encoded(gradient(), "JPEG"), f"is JPEG; {READ}"),

@@ -33,10 +33,10 @@ from backend.engine.grammars.writer_process import (
     lost_twice,
 )
 from backend.errors import BackendError, GenerationFailedError, GrammarError
-from backend.model.text.isolated.helper import ProcessEndedError
 from backend.model.text.tokenizer import Tokenizer
 from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.writer import LarkGrammar
+from common.helper import ProcessEndedError
 from common.machine_memory import trim
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from backend.core.guide import ReplyRule
 from backend.engine.messages.codec import MAX_FRAME_BYTES
 from backend.engine.messages.protocol import Failure
 from backend.errors import GrammarError, HelperLostError
-from backend.model.text.isolated.helper import (
+from common.helper import (
     START_S,
     HelperProcess,
     ProcessEndedError,

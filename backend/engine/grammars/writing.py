@@ -14,10 +14,10 @@ from backend.engine.grammars.writer_process import Answer, Begin, Order, Write, 
 from backend.engine.messages.protocol import Failure
 from backend.engine.processes import die_first
 from backend.errors import BackendError, GenerationFailedError, GrammarError
-from backend.model.text.isolated.child import serve
 from backend.sampling.grammar.compiler import Trial
 from backend.sampling.grammar.composition import Composer
 from backend.sampling.grammar.vocabulary import Vocabulary
+from common.child import serve
 
 
 class _Kept(logging.Handler):

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from backend.errors import LoadError
-from backend.model.text.isolated.helper import (
+from backend.model.text.reading import MAX_DIRECT_CHARS
+from common.helper import (
     HelperProcess,
     ProcessEndedError,
     TooLateError,
     start_python,
 )
-from backend.model.text.reading import MAX_DIRECT_CHARS
 
 TOKENIZER_FILE = "tokenizer.json"
 

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from backend.config import MAX_RENDER_MEMORY_BYTES
 from backend.errors import InvalidRequestError
-from backend.model.text.isolated.child import limit_memory, limit_time, serve
 from backend.model.text.reading import checked
+from common.child import limit_memory, limit_time, serve
 
 # For each pattern; a usual one takes half a second.
 MAX_CPU_S = 5

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from backend.config import MAX_ENCODE_MEMORY_BYTES
 from backend.errors import InvalidRequestError
 from backend.model.text.guard import guarded
-from backend.model.text.isolated.child import limit_memory, limit_time, serve
 from backend.model.text.reading import Reading, columns
+from common.child import limit_memory, limit_time, serve
 from common.machine_memory import trim
 
 NUMBERS, REFUSAL = b"N", b"E"

@@ -24,7 +24,8 @@ from backend.model.text.isolated.encoding import (
     LongText,
     flags,
 )
-from backend.model.text.isolated.helper import (
+from backend.model.text.reading import Reading, columns
+from common.helper import (
     POLL_S,
     HelperProcess,
     ProcessEndedError,
@@ -32,7 +33,6 @@ from backend.model.text.isolated.helper import (
     no_reader_required,
     start_python,
 )
-from backend.model.text.reading import Reading, columns
 from common.rpc import AbandonedError, require_caller
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from typing import Any
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_MEMORY_BYTES
 from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
-from backend.model.text.isolated.child import limit_memory, limit_time, serve
 from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import Options
 from backend.model.text.template import ChatTemplate
+from common.child import limit_memory, limit_time, serve
 
 JSON, TEXT = b"J", b"T"
 # Limit per job, in case no one is left to kill it.

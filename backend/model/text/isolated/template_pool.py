@@ -17,7 +17,13 @@ from typing import Any
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
 from backend.core.prompt import Message, Tool
 from backend.errors import BackendError, HelperLostError, InvalidRequestError
-from backend.model.text.isolated.helper import (
+from backend.model.text.isolated.rendering_process import TEXT, Job
+from backend.model.text.jinja_renderer import JinjaSource
+from backend.model.text.probe import Abilities, Form
+from backend.model.text.renderer import Options
+from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
+from backend.model.text.tool_forms import with_written_tools
+from common.helper import (
     POLL_S,
     HelperProcess,
     ProcessEndedError,
@@ -25,12 +31,6 @@ from backend.model.text.isolated.helper import (
     no_reader_required,
     start_python,
 )
-from backend.model.text.isolated.rendering_process import TEXT, Job
-from backend.model.text.jinja_renderer import JinjaSource
-from backend.model.text.probe import Abilities, Form
-from backend.model.text.renderer import Options
-from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
-from backend.model.text.tool_forms import with_written_tools
 from common.rpc import AbandonedError, require_caller
 
 _KILLED = "the process that renders chat templates was killed twice: try again"

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable
 
-from backend.model.text.isolated.helper import LENGTH
+from common.helper import LENGTH
 from common.process import STOP_SIGNALS
 
 

@@ -133,7 +133,9 @@ class HelperProcess:
         if length > self._max_answer_bytes:
             raise ProcessEndedError(was_killed=False)
         self._read(LENGTH.size + length, deadline, require_reader)
-        data, self._unread = bytes(self._unread[LENGTH.size :]), bytearray()
+        with memoryview(self._unread) as frame:
+            data = bytes(frame[LENGTH.size :])
+        self._unread = bytearray()
         return data
 
     def kill(self) -> None:

@@ -1,0 +1,228 @@
+"""Decodes media in processes that can be ended, and give their memory back."""
+
+import atexit
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from backend.config import DECODE_PROCESSES, MAX_DECODE_CPU_S
+from backend.core.prompt import Medium
+from backend.errors import HelperLostError, InvalidRequestError, UnsupportedError
+from backend.media.container import needed
+from backend.media.decode import Decoded, DecodedAudio, DecodedImage, DecodedVideo
+from backend.media.decoding_process import Head, Job, Pictures, Refusal, Sound
+from common.helper import (
+    POLL_S,
+    HelperProcess,
+    ProcessEndedError,
+    TooLateError,
+    no_reader_required,
+    start_python,
+)
+from common.rpc import AbandonedError, require_caller
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# The limit is one of processor time: others may take most of the machine's.
+_WAIT_S = 120.0
+# How long a process may finish a medium whose caller has gone, rather than be started anew.
+_GRACE_S = 1.0
+MAX_ANSWER_BYTES = 2**24
+_KILLED = "the process that decodes media was killed twice: try again"
+
+
+def start_decoding(number: int) -> subprocess.Popen[bytes]:
+    """Start a process that takes its jobs from a file descriptor."""
+    return start_python("backend.media.decoding_process", number)
+
+
+def _new() -> HelperProcess:
+    return HelperProcess(start_decoding, max_answer_bytes=MAX_ANSWER_BYTES)
+
+
+class DecoderProcesses:
+    """A few processes, started on demand; used from any thread."""
+
+    def __init__(
+        self, count: int = DECODE_PROCESSES, *, start: Callable[[], HelperProcess] = _new
+    ) -> None:
+        """Start with no process.
+
+        Args:
+            count: Maximum number of processes.
+            start: Starts one.
+        """
+        self._start = start
+        self._idle: list[HelperProcess] = []
+        self._room = threading.Semaphore(count)
+
+    def decode(self, medium: Medium, *, sampling_rate: int) -> Decoded:
+        """Decode a medium, as `backend.media.decode.decode` does.
+
+        Raises:
+            InvalidRequestError: It is of another kind than its field, is damaged, or exceeds a
+                limit.
+            UnsupportedError: A required library is not installed.
+            HelperLostError: Somebody ended the process twice.
+            AbandonedError: The caller has gone.
+        """
+        job = Job(medium.kind, medium.field, medium.payload, sampling_rate)
+        while not self._room.acquire(timeout=POLL_S):
+            require_caller()
+        try:
+            return self._answer(job)
+        except TooLateError as error:
+            raise _too_much(medium.field) from error
+        except ProcessEndedError as error:
+            if error.was_killed:
+                raise HelperLostError(_KILLED) from error
+            raise _too_much(medium.field) from error
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """Kill the idle processes."""
+        while self._idle:
+            self._idle.pop().kill()
+
+    def _answer(self, job: Job) -> Decoded:
+        try:
+            return self._attempt(self._idle_or_new(), job)
+        except ProcessEndedError as error:
+            if not error.was_killed:
+                raise
+            return self._attempt(self._start(), job)
+
+    def _attempt(self, process: HelperProcess, job: Job) -> Decoded:
+        talk = _Conversation(process)
+        try:
+            decoded = talk.held(job)
+        except AbandonedError:
+            talk.finish(time.monotonic() + _GRACE_S)
+            self._keep_or_kill(talk)
+            raise
+        except (InvalidRequestError, UnsupportedError):
+            self._keep_or_kill(talk)
+            raise
+        except BaseException:
+            process.kill()
+            raise
+        self._keep_or_kill(talk)
+        return decoded
+
+    def _keep_or_kill(self, talk: "_Conversation") -> None:
+        if talk.owed:
+            talk.process.kill()
+        else:
+            self._idle.append(talk.process)
+
+    def _idle_or_new(self) -> HelperProcess:
+        while True:
+            try:
+                process = self._idle.pop()
+            except IndexError:
+                return self._start()
+            if process.is_alive:
+                return process
+            process.kill()
+
+
+class _Conversation:
+    """One job of a process: the answers that are still to come, the first of which is its head."""
+
+    def __init__(self, process: HelperProcess) -> None:
+        self.process = process
+        self.owed = 0
+        self._deadline = time.monotonic() + _WAIT_S
+        self._head: Head | None = None
+
+    def held(self, job: Job) -> Decoded:
+        """Send the job; return what it decodes to."""
+        self.process.await_start()
+        require_caller()
+        self.owed = 1
+        self.process.send(msgspec.msgpack.encode(job), self._deadline)
+        match head := self._next_head():
+            case Refusal(field, problem):
+                raise InvalidRequestError(field, problem) if field else UnsupportedError(problem)
+            case Sound():
+                return self._sound(head, job.sampling_rate)
+            case Pictures():
+                return self._pictures(head)
+            case _:
+                assert_never(head)
+
+    def finish(self, deadline: float) -> None:
+        """Wait for answers that nobody wants any more, until a time."""
+        self._deadline = deadline
+        try:
+            if self.owed and self._head is None:
+                self._next_head(no_reader_required)
+            while self.owed:
+                self._next(no_reader_required)
+        except (TooLateError, ProcessEndedError):
+            return
+
+    def _next_head(self, require_reader: Callable[[], None] = require_caller) -> Head:
+        data = self._next(require_reader)
+        head: Head = msgspec.msgpack.decode(data, type=Head)
+        self._head = head
+        self.owed = _later_answers(head)
+        return head
+
+    def _next(self, require_reader: Callable[[], None] = require_caller) -> bytes:
+        data = self.process.receive(self._deadline, require_reader)
+        self.owed -= 1
+        return data
+
+    def _sound(self, head: Sound, sampling_rate: int) -> DecodedAudio:
+        import numpy as np
+
+        samples = b"".join([self._next() for _ in range(head.answers)])
+        return DecodedAudio(np.frombuffer(samples, np.float32), sampling_rate, head.digest)
+
+    def _pictures(self, head: Pictures) -> DecodedImage | DecodedVideo:
+        if not head.times_s:
+            return DecodedImage(self._picture(head), head.digest)
+        from backend.media.video import Frame
+
+        frames = [Frame(self._picture(head), time_s) for time_s in head.times_s]
+        return DecodedVideo(tuple(frames), head.digest)
+
+    def _picture(self, head: Pictures) -> "Image":
+        """Put a picture together; in bands, so that no other thread waits for long."""
+        with needed("Pillow", "media"):
+            from PIL import Image
+        picture = Image.new("RGB", head.size, None)
+        width, height = head.size
+        for top in range(0, height, head.band):
+            size = (width, min(head.band, height - top))
+            picture.paste(Image.frombytes("RGB", size, self._next()), (0, top))
+        return picture
+
+
+def _later_answers(head: Head) -> int:
+    match head:
+        case Refusal():
+            return 0
+        case Sound():
+            return head.answers
+        case Pictures():
+            return max(1, len(head.times_s)) * -(-head.size[1] // head.band)
+        case _:
+            assert_never(head)
+
+
+def _too_much(field: str) -> InvalidRequestError:
+    problem = f"takes more than {MAX_DECODE_CPU_S} s or too much memory to decode"
+    return InvalidRequestError(field, problem)
+
+
+PROCESSES = DecoderProcesses()
+atexit.register(PROCESSES.close)
+decode_apart = PROCESSES.decode
