@@ -15,7 +15,7 @@ from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
 
-BEGUN = "between requests it is now tried"
+BEGUN = "trying between requests"
 ENDED = "requests are computed together, with drafts"
 
 LOAD_TEXT = """

@@ -128,7 +128,7 @@ def test_a_load_computes_one_short_pass_and_the_rest_comes_when_nobody_waits(lla
     assert bench.plan.takes_several
     assert bench.plan.packs
     assert bench.plan.pass_seconds
-    assert "between requests it is now tried" in caplog.text
+    assert "trying between requests" in caplog.text
     assert "requests are computed together, with drafts" in caplog.text
     assert (bench.found.begun, bench.found.knows_drafts) == (0, True)
 

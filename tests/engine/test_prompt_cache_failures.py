@@ -65,7 +65,7 @@ def test_lone_requests_that_fail_behind_a_prefix_cost_no_batching(caplog):
     assert "one request at a time" not in caplog.text
 
 
-@pytest.mark.parametrize("part", ["_store.insert", "_store.pin", "_layout.capture"])
+@pytest.mark.parametrize("part", ["store.insert", "store.pin", "layout.capture"])
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), MemoryError()])
 def test_what_cannot_be_stored_fails_no_request(part, error):
     driver = Driver(ExactNetwork("kv", "state"))
@@ -88,7 +88,7 @@ def run_dry(session):
         session.turn()
 
 
-@pytest.mark.parametrize("part", ["_store.insert", "_layout.capture", "_layout.restore"])
+@pytest.mark.parametrize("part", ["store.insert", "layout.capture", "layout.restore"])
 def test_a_store_that_other_ranks_keep_too_does_not_go_on_without_them(part):
     driver = Driver(ExactNetwork("kv"), is_replicated=True)
     owner, name = part.split(".")
