@@ -67,6 +67,8 @@ CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
 # Weights that a CPU computes in float32: at least so many bytes, at most these shares of memory.
 FLOAT32_MIN_BYTES = 16 * 2**20
 FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
+# Of the usable memory, for all weights of a mixture whose experts stay on disk.
+EXPERT_MEMORY_SHARE = 0.6
 # Of the memory besides the weights, for activations and copies of KV; and of the usable memory the
 # minimum for KV caches, however large the weights are.
 RESERVE_SHARE, MIN_KV_SHARE = 0.1, 0.02
@@ -165,6 +167,7 @@ class MemoryOptions:
     kv_bits: int | None = None
     kv_group_size: int = 64
     wired_limit_mb: int = 0
+    expert_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +222,12 @@ class CheckpointOptions:
     trust_remote_code: bool = False
     vision: bool = True
     dequantize: bool = True
+    experts: str = "resident"
+
+    @property
+    def keeps_experts_on_disk(self) -> bool:
+        """Whether a pass reads the experts that it needs."""
+        return self.experts == "disk"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ BackendError
     ├── ModelNotFoundError     no such path, no such hub id
     ├── UnsupportedModelError  not a model that MLX can run
     ├── OutOfMemoryError       it does not fit
+    ├── DiskFullError          a file that it needs cannot be written
     ├── DownloadError          the hub could not be reached
     ├── GroupNotFormedError    a process of the model's group is missing
     ├── LoadCancelledError     the caller left while it was loading
@@ -146,6 +147,10 @@ class UnreadableTokenizerError(LoadError):
 
 class OutOfMemoryError(LoadError):
     """The model does not fit into memory."""
+
+
+class DiskFullError(LoadError):
+    """There is no room for a file that the load has to write."""
 
 
 class DownloadError(LoadError):

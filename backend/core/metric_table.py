@@ -86,6 +86,21 @@ METRICS = {
     "media_encoded": Metric(
         kind=_COUNTER, help="Runs of a tower: a medium that is remembered takes none"
     ),
+    "experts.used": Metric(
+        kind=_COUNTER, help="Experts that passes needed, by layer, of a mixture on disk"
+    ),
+    "experts.hits": Metric(
+        kind=_COUNTER,
+        help="Those that were in memory",
+        words="experts found in memory",
+        share_of="experts.used",
+    ),
+    "experts.misses": Metric(kind=_COUNTER, help="Those that had to be read"),
+    "experts.read_bytes": Metric(kind=_COUNTER, help="Bytes of experts read"),
+    "experts.read_s": Metric(
+        kind=_COUNTER, help="Seconds that passes waited for that", exported="experts_read_seconds"
+    ),
+    "experts.bytes": Metric(kind=_GAUGE, help="Bytes of experts in memory"),
     "turn_s": Metric(
         kind=_GAUGE, help="Seconds in the engine's present turn", exported="turn_seconds"
     ),

@@ -157,8 +157,6 @@ def choose_threads(limit: int | None) -> ProductThreads | None:
 _GB = 1e9
 _HALVES = (mx.bfloat16, mx.float16)
 _QUANTISED = ("weight", "scales", "biases")
-# Upstream's layer of many matrices, each token using a few of them.
-_GATHERED = "SwitchLinear"
 # Fewer tokens are multiplied with quantised weights in less time than it takes to dequantise those.
 _LEAST_TOKENS = 5
 # Dequantised at once, as they are needed: 4 MiB.
@@ -174,11 +172,21 @@ def widen_experts(network: Network) -> bool:
     Returns:
         Whether the weights were cast.
     """
-    experts = (m for _, m in network.named_modules() if type(m).__name__ == _GATHERED)
-    if all(module.weight.dtype == mx.float32 for module in experts):
+    types = {dtype for module in network.modules() for dtype in _expert_types(module)}
+    if types <= {mx.float32}:
         return False
     cast_weights(network, "float32")
     return True
+
+
+def _expert_types(module: Network) -> set[mx.Dtype]:
+    """Return the data types of the matrices of a layer of unquantised experts; none of others."""
+    match type(module).__name__:
+        case "SwitchLinear":
+            return {module.weight.dtype}
+        case "ExpertLinear" if not module.is_quantised:
+            return set(module.types)
+    return set()
 
 
 def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:

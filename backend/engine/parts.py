@@ -115,6 +115,7 @@ def take_snapshot(loop: LoopParts) -> EngineStatus:
 def _numbers(loop: LoopParts, *, is_ready: bool) -> dict[str, Number]:
     """Return the numbers that are measured, or counted elsewhere."""
     counters, media = loop.counters, loop.prefilling.feeder.media
+    experts = loop.model.experts
     rate = counters.rate.of_late(int(counters.values["generated_tokens"]))
     return {
         "slots_taken": loop.scheduler.slots_taken,
@@ -122,4 +123,5 @@ def _numbers(loop: LoopParts, *, is_ready: bool) -> dict[str, Number]:
         "prompt_tokens": loop.background.computed_tokens,
         "media_encoded": media.runs if media else 0,
         "tokens_per_s": 0.0 if is_ready else rate,
+        **(experts.metrics if experts else {}),
     }

@@ -1,12 +1,15 @@
 """A loaded model: facts and text for every thread, the network only for the engine's."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.core.model import ModelCard
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import MediaPreparer, MediaProcessor
+
+if TYPE_CHECKING:
+    from backend.model.experts import Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,12 @@ class RunnableModel(LoadedModel):
 
     Attributes:
         network: The module of MLX, with its weights.
+        experts: Those of its weights that stay on disk, if any.
     """
 
     media: MediaProcessor | None = field(default=None, kw_only=True)
     network: Any
+    experts: "Experts | None" = field(default=None, kw_only=True)
 
     def plain(self) -> LoadedModel:
         """Return the part that does not need MLX."""

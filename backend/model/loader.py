@@ -4,6 +4,7 @@ Quick checks run before the weights are read.
 """
 
 import gc
+import hashlib
 import logging
 import sys
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlx.core as mx
 
@@ -69,7 +70,13 @@ from backend.model.vision.towers import (
     require_own_tokenizer,
 )
 from backend.model.vision.vision_network import NotEmbeddableError, VisionNetwork
+from common.directories import state_directory
 from common.machine_memory import in_words
+
+if TYPE_CHECKING:
+    from backend.model.experts import Experts
+
+_NAME_BYTES = 8
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +112,8 @@ def load(
             model = load_encoder(options, directory, config, make_room, renders=renders)
         else:
             model = _lazy_model(options, directory, config, divide, renders=renders)
+            if model.experts is not None:
+                model.experts.open(options, directory, [directory, _own_folder(directory)])
             require_memory(model.card.weights_bytes, memory_bytes() - beside_bytes)
             make_room(model.card.weights_bytes + beside_bytes)
             evaluate(model.network)
@@ -157,7 +166,7 @@ def _lazy_model(
     renders: bool = True,
 ) -> RunnableModel:
     """Build a decoder without reading weights into memory."""
-    network = _lazy_network(options, directory, config)
+    network, experts = _lazy_network(options, directory, config)
     if divide is not None:
         divide(network)
     is_rendered = renders or isinstance(network, VisionNetwork)
@@ -175,7 +184,7 @@ def _lazy_model(
         vocab_size=width,
         # Some checkpoints have -1 for none.
         eos_token_ids=eos_ids.intersection(range(width)),
-        weights_bytes=weights_bytes(network),
+        weights_bytes=weights_bytes(network) + (experts.budget_bytes if experts else 0),
         attention_spans=attention_spans(config),
         supports_tools=template.supports_tools,
         supports_thinking=template.supports_thinking,
@@ -184,22 +193,29 @@ def _lazy_model(
         reranker=reranker_kind(own_name, config),
     )
     if not isinstance(network, VisionNetwork):
-        return RunnableModel(tokenizer, template, card, network)
+        return RunnableModel(tokenizer, template, card, network, experts=experts)
     require_own_tokenizer(options, directory, config["model_type"], tokenizer)
     media = _media_support(options, directory, tokenizer, template, network)
     card = replace(card, refused_media=media.refused)
-    return RunnableModel(tokenizer, template, card, network, media=media.processor)
+    return RunnableModel(tokenizer, template, card, network, media=media.processor, experts=experts)
 
 
-def _lazy_network(options: ModelOptions, directory: Path, config: Mapping[str, Any]) -> Network:
-    """Build the network with its adapters and data type, without reading weights into memory."""
+def _lazy_network(
+    options: ModelOptions, directory: Path, config: Mapping[str, Any]
+) -> tuple[Network, "Experts | None"]:
+    """Build the network with its adapters and data type, without reading weights into memory.
+
+    Returns:
+        The network, and its experts if they stay on disk.
+    """
     if not _takes_mlx_vlm(options, directory, config):
-        return _lazy_decoder(options, directory)
+        decoder = _lazy_decoder(options, directory)
+        return decoder, _adjust(decoder, options)
     model = load_from_mlx_vlm(options, directory, config)
-    _adjust(model, options)
+    experts = _adjust(model, options)
     network = VisionNetwork(model)
     _require_decoder_only(network, directory, config)
-    return network
+    return network, experts
 
 
 def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
@@ -210,7 +226,6 @@ def _lazy_decoder(options: ModelOptions, directory: Path) -> Network:
     network, _ = import_mlx_lm().load_model(
         directory, lazy=True, trust_remote_code=options.trusts_remote_code, **special
     )
-    _adjust(network, options)
     return network
 
 
@@ -243,14 +258,34 @@ def _require_decoder_only(
         ) from error
 
 
-def _adjust(network: Network, options: ModelOptions) -> None:
+def _adjust(network: Network, options: ModelOptions) -> "Experts | None":
+    """Prepare a network for this device; returns its experts if they stay on disk."""
     mend(network)
     apply_adapters(network, options.adapters, options.models_dir)
     if options.dtype is not None:
         cast_weights(network, options.dtype)
+    experts = _take_out(network) if options.tuning.checkpoint.keeps_experts_on_disk else None
     # Ranks on other machines may compute otherwise, and their results are added.
     keeps_type = options.dtype is not None or asks_for_several(options)
     DEVICE.prepare(network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize)
+    if experts is not None:
+        experts.foresee(options, network)
+    return experts
+
+
+def _take_out(network: Network) -> "Experts":
+    # Not for every load: a module more.
+    from backend.model.experts import Experts
+
+    experts = Experts()
+    experts.take_out(network)
+    return experts
+
+
+def _own_folder(directory: Path) -> Path:
+    """Return this user's folder for what belongs beside a checkpoint that nobody may change."""
+    name = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=_NAME_BYTES).hexdigest()
+    return state_directory({}) / "experts" / name
 
 
 def _media_support(

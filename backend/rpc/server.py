@@ -158,6 +158,7 @@ STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.UnsupportedModelError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DiskFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.DownloadError: grpc.StatusCode.UNAVAILABLE,
     errors.GroupNotFormedError: grpc.StatusCode.UNAVAILABLE,
     errors.LoadCancelledError: grpc.StatusCode.CANCELLED,

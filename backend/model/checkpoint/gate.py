@@ -101,19 +101,31 @@ def fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) ->
     Args:
         types: The data types of its weights in memory, which may not be those of its files.
     """
+    memory = options.tuning.memory
+    kv = [memory.kv_bits, memory.kv_group_size, options.tuning.prompt_cache.cache_bits]
+    return _digest({**_weights(options, directory, types), "kv": kv})
+
+
+def weights_fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) -> str:
+    """Return the same name, but whatever the options of its KV caches are."""
+    return _digest(_weights(options, directory, types))
+
+
+def _weights(options: ModelOptions, directory: Path, types: Sequence[str]) -> dict[str, Any]:
     adapters = [
         (list(weight_files(adapter_directory(adapter, options.models_dir))), adapter.scale)
         for adapter in options.adapters
     ]
-    memory = options.tuning.memory
-    identity = {
+    return {
         "model": list(weight_files(directory)),
         "adapters": adapters,
         "types": list(types),
         "vision": options.tuning.checkpoint.vision,
-        "kv": [memory.kv_bits, memory.kv_group_size, options.tuning.prompt_cache.cache_bits],
         "versions": [version_of(name) for name in _PACKAGES],
     }
+
+
+def _digest(identity: Mapping[str, Any]) -> str:
     text = json.dumps(identity)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 

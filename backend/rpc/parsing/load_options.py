@@ -47,6 +47,7 @@ RANGES = {
     "max_replies_per_s": Range(0),
     "max_kv_bytes": Range(1),
     "expected_tokens": Range(1),
+    "expert_bytes": Range(1),
     "max_cache_bytes": Range(0),
     "max_cache_disk_bytes": Range(0),
     "max_tokens": Range(1),
@@ -73,6 +74,7 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "calls_in_thoughts": ("draft", "call"),
     "control_tokens": ("plain", "trusted"),
     "cache_sharing": ("all", "identity", "none"),
+    "experts": ("resident", "disk"),
     "kv_bits": (4, 8),
     "kv_group_size": (32, 64, 128),
     "pooling": tuple(pooling.value for pooling in Pooling),
@@ -308,7 +310,7 @@ def model_options(
         grammar_triggers=tuple(trigger.word for trigger in request.GrammarTriggers if trigger.word),
         media_limits=_media_limits(request),
         environment=environment_of(request.EnvVars),
-        tuning=_with_group_size(tuning, request.TensorParallelSize),
+        tuning=_for_experts(_with_group_size(tuning, request.TensorParallelSize)),
     )
 
 
@@ -335,6 +337,17 @@ def _with_group_size(tuning: TuningOptions, size: int) -> TuningOptions:
         check_range("TensorParallelSize", "tensor_parallel_size", size)
     is_open = tuning.group.tensor_parallel_size is None and size > 0
     return tuning.updated(tensor_parallel_size=size) if is_open else tuning
+
+
+def _for_experts(tuning: TuningOptions) -> TuningOptions:
+    """Turn drafts off if experts stay on disk: a pass over more tokens reads more of them."""
+    if not tuning.checkpoint.keeps_experts_on_disk:
+        return tuning
+    if tuning.group.is_named:
+        raise InvalidRequestError("experts", "stay on disk for a single process only")
+    if tuning.speculation.speculation not in ("auto", "off") or tuning.speculation.draft_model:
+        raise InvalidRequestError("experts", "on disk exclude a drafter: reading costs more")
+    return tuning.updated(speculation="off")
 
 
 def _max_model_len(limit: int) -> int | None:

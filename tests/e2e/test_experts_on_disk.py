@@ -1,0 +1,157 @@
+"""Mixtures whose experts stay on disk say through the socket what resident ones say."""
+
+import asyncio
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import grpc
+import pytest
+from real_process import real_backend
+from serving import Reply, code_of, inspect, served, stream
+
+from backend.model.checkpoint.expert_store import STORE_NAME
+from backend.pb import backend_pb2 as pb
+
+pytestmark = pytest.mark.mlx
+
+# Longer than a chunk, which therefore needs more experts than fit.
+LONG = "ba be bi " * 120
+REQUESTS = [
+    pb.PredictOptions(Prompt="ba be bi", Tokens=60, IgnoreEOS=True),
+    pb.PredictOptions(Prompt="ba be bi bo", Tokens=60, IgnoreEOS=True, Temperature=0.9, Seed=4),
+    pb.PredictOptions(Prompt=LONG, Tokens=60, IgnoreEOS=True),
+    pb.PredictOptions(Prompt="bo", Tokens=60, Grammar='root ::= ("ba" | "be"){20}'),
+]
+ON_DISK = ["experts:disk", "prefill_chunk:64", "prefill_chunk_alone:128"]
+# With shared experts; with biases; one expert of ten a token, without a gate of its own.
+FAMILIES = ("qwen3_moe", "deepseek_v3", "gpt_oss", "llama4")
+
+
+@pytest.fixture(params=FAMILIES)
+def mixture(request, tiny_models, tmp_path):
+    """A checkpoint of its own, beside which a store may be written."""
+    return shutil.copytree(tiny_models(request.param), tmp_path / "mixture")
+
+
+@pytest.fixture
+def one_mixture(tiny_models, tmp_path):
+    return shutil.copytree(tiny_models("qwen3_moe"), tmp_path / "mixture")
+
+
+async def replies(backend):
+    """Return what is said alone, and then by four at once."""
+    alone = [await stream(backend.stub, request) for request in REQUESTS]
+    together = await asyncio.gather(*(stream(backend.stub, request) for request in REQUESTS))
+    return [reply.said for reply in (*alone, *together)]
+
+
+async def metrics(backend):
+    return {each.name: each.value for each in (await inspect(backend)).metrics}
+
+
+async def test_replies_are_those_of_resident_experts(mixture):
+    async with served(mixture) as backend:
+        expected = await replies(backend)
+        assert (await metrics(backend))["experts.used"] == 0
+    for part in ("expert_bytes:1", None, "a fifth"):
+        if part == "a fifth":
+            part = f"expert_bytes:{(mixture / STORE_NAME).stat().st_size // 5}"
+        async with served(mixture, Options=[*ON_DISK, *filter(None, [part])]) as backend:
+            assert await replies(backend) == expected
+            found = await metrics(backend)
+        assert found["experts.used"] == found["experts.hits"] + found["experts.misses"] > 0
+
+
+async def test_all_experts_are_read_once_if_all_fit(one_mixture):
+    async with served(one_mixture, Options=ON_DISK) as backend:
+        await replies(backend)
+        found = await metrics(backend)
+        size = (one_mixture / STORE_NAME).stat().st_size
+        assert size / 2 < found["experts.bytes"] == found["experts.read_bytes"] < size
+        before = found["experts.misses"]
+        await replies(backend)
+        assert (await metrics(backend))["experts.misses"] == before
+
+
+async def test_a_stream_goes_on_after_its_engine_is_killed(one_mixture):
+    request = pb.PredictOptions(Prompt="ba be", Tokens=300, IgnoreEOS=True)
+    async with served(one_mixture) as backend:
+        expected = await stream(backend.stub, request)
+    async with served(one_mixture, Options=[*ON_DISK, "expert_bytes:1"]) as backend:
+        written = (one_mixture / STORE_NAME).stat().st_mtime_ns
+        folded = Reply()
+        async for reply in backend.stub.PredictStream(request):
+            if not folded.replies:
+                os.kill(backend.engine.process_id, signal.SIGKILL)
+            folded.add(reply)
+        assert (await metrics(backend))["restarts"] == 1
+    assert folded.message == expected.message
+    assert (one_mixture / STORE_NAME).stat().st_mtime_ns == written
+
+
+async def test_the_store_is_written_anew_for_other_weights(one_mixture):
+    async with served(one_mixture, Options=ON_DISK):
+        first = (one_mixture / STORE_NAME).stat().st_mtime_ns
+    async with served(one_mixture, Options=ON_DISK):
+        assert (one_mixture / STORE_NAME).stat().st_mtime_ns == first
+    os.utime(one_mixture / "model.safetensors")
+    async with served(one_mixture, Options=ON_DISK):
+        assert (one_mixture / STORE_NAME).stat().st_mtime_ns != first
+    (one_mixture / STORE_NAME).write_bytes(b"mlx-backend experts 1\n")
+    async with served(one_mixture) as backend:
+        expected = await replies(backend)
+    async with served(one_mixture, Options=ON_DISK) as backend:
+        assert await replies(backend) == expected
+
+
+async def test_a_damaged_store_never_gives_other_tokens(one_mixture):
+    async with served(one_mixture) as backend:
+        expected = [(await stream(backend.stub, request)).said for request in REQUESTS]
+    async with served(one_mixture, Options=[*ON_DISK, "expert_bytes:1"]) as backend:
+        path = one_mixture / STORE_NAME
+        data = bytearray(path.read_bytes())
+        data[64:-4096] = bytes(len(data) - 4096 - 64)
+        with path.open("r+b") as file:
+            file.write(data)
+        calls = (stream(backend.stub, request) for request in REQUESTS)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        restarts = (await metrics(backend))["restarts"]
+    failures = [each for each in found if isinstance(each, grpc.aio.AioRpcError)]
+    assert failures or restarts
+    assert all("damaged" in (each.details() or "") for each in failures)
+    pairs = zip(found, expected, strict=True)
+    assert all(each.said == reply for each, reply in pairs if isinstance(each, Reply))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("llama", ["experts:disk"], "experts: the model has none"),
+        ("qwen3_moe", ["experts:cloud"], "experts: must be one of resident, disk"),
+        ("qwen3_moe", ["experts:disk", "expert_bytes:0"], "expert_bytes: must be at least 1"),
+        ("qwen3_moe", ["experts:disk", "speculation:lookup"], "experts: on disk exclude"),
+        ("qwen3_moe", ["experts:disk", "tensor_parallel_size:2"], "experts: stay on disk for"),
+    ],
+)
+async def test_a_load_that_cannot_be_names_the_option(tiny_models, family, options, words):
+    async with served() as backend:
+        code, details = await code_of(backend.load(tiny_models(family), Options=options))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert words in details
+
+
+def test_a_full_disk_fails_the_load_and_keeps_no_half_of_a_store(small_disk, tiny_models, tmp_path):
+    model, place = tiny_models("gpt_oss"), tmp_path / "mixture"
+    size = sum(file.stat().st_size for file in model.iterdir())
+    copied = ("sh", "-c", f'cp -r {model} {place} && exec "$@"', "sh")
+    prefix = (*small_disk(size + 2**18), *copied)
+    with real_backend(tmp_path / "log", prefix=prefix) as backend:
+        with pytest.raises(grpc.RpcError) as failed:
+            backend.load(place, Options=ON_DISK)
+        seen = Path(f"/proc/{backend.process.pid}/root{place}")
+        assert {file.name for file in seen.iterdir()} == {file.name for file in model.iterdir()}
+        backend.load(place)
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "experts: their store takes" in failed.value.details()
