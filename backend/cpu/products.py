@@ -29,8 +29,8 @@ FIRST_THREADS = 4
 LEAST_GAIN, LEAST_KEPT_GAIN = 1.15, 1.05
 # Steps with another number, and with the present one, whose medians are compared.
 TRIED_STEPS = 8
-# A much slower number is tried no longer than this.
-_TELLING_STEPS, _TELLING_FACTOR = 3, 1.5
+# A slower number is tried no longer than this.
+_TELLING_STEPS, _TELLING_FACTOR = 3, 1.15
 # Steps between trials; twice as many after each that changes nothing.
 FIRST_REST, LONGEST_REST = 16, 2048
 

@@ -11,7 +11,7 @@ from statistics import median
 
 from benchmarks.harness.baseline import Baseline, environment_of
 from benchmarks.harness.figure import Figure, Settings, Target, at_least
-from benchmarks.harness.models import REAL, SMOLLM2, SMOLLM2_4BIT, PublishedModel
+from benchmarks.harness.models import REAL, SMOLLM2, SMOLLM2_4BIT, SMOLLM2_FLOAT32, PublishedModel
 from benchmarks.harness.other_servers import llama_cpp_server, mlx_lm_server
 from benchmarks.harness.served import Served, served
 from benchmarks.harness.workload import Sampling, Speed, Workload
@@ -19,6 +19,7 @@ from common.process import usable_cores
 from scripts.real_models.packages import PackageMissingError, llama_cpp_python
 
 OURS, WITHOUT_DRAFTS, RAW = "this backend", "drafts off", "raw mlx-lm"
+RAW_FLOAT32 = "raw mlx-lm, float32"
 UPSTREAM, LLAMA_CPP = "mlx-lm's server", "llama.cpp Q4_1"
 RUNS = 3
 # A task of one kind of weights is repeated until it has taken so long.
@@ -54,10 +55,10 @@ class Task:
 
 
 TASKS = (
-    Task("one stream", STORY, 1, 32, {RAW: at_least(1.0)}),
+    Task("one stream", STORY, 1, 32, {RAW: at_least(1.0), RAW_FLOAT32: at_least(0.95)}),
     Task("one stream that copies", COPY, 1, 32, {RAW: at_least(1.0)}),
     # Raw mlx-lm computes a batch as its server does.
-    Task("eight streams", STORY, 8, 24, {UPSTREAM: at_least(3.0)}, (RAW,)),
+    Task("eight streams", STORY, 8, 24, {UPSTREAM: at_least(3.0)}, (RAW, RAW_FLOAT32)),
 )
 QUICK_TOKENS = 8
 
@@ -89,7 +90,9 @@ async def _contenders(model: PublishedModel) -> AsyncIterator[tuple[dict[str, Ru
         environment = environment_of(ours.process.pid)
         raw = stack.enter_context(Baseline(model, environment))
         upstream = mlx_lm_server(model.directory, environment, raw.threads)
-        others = {RAW: raw.run, UPSTREAM: stack.enter_context(upstream).run}
+        wide = stack.enter_context(Baseline(SMOLLM2_FLOAT32, environment))
+        others = {RAW: raw.run, RAW_FLOAT32: wide.run}
+        others |= {UPSTREAM: stack.enter_context(upstream).run}
         try:
             llama_cpp = llama_cpp_server(llama_cpp_python(REAL), model.file, usable_cores())
             others[LLAMA_CPP] = stack.enter_context(llama_cpp).run
@@ -111,7 +114,8 @@ async def _speeds(
     slow = [name for name, speed in warm.items() if speed.whole < LEAST_SPEED]
     figures = []
     for task in TASKS:
-        left_out = task.left_out if task is TASKS[0] else (*task.left_out, *slow)
+        skipped = () if task is TASKS[0] else slow
+        left_out = list(dict.fromkeys((*task.left_out, *skipped)))
         measured = {name: run for name, run in runs.items() if name not in left_out}
         if left_out:
             _say(f"{task.name}: without {', '.join(left_out)}")
@@ -149,7 +153,8 @@ async def _first_tokens(
     settings: Settings, model: PublishedModel, runs: Mapping[str, Run], server: Served
 ) -> list[Figure]:
     """Measure the time to the first token of a prompt that is new, and of the same again."""
-    new: dict[str, list[float]] = {name: [] for name in runs if name not in (WITHOUT_DRAFTS, RAW)}
+    left_out = (WITHOUT_DRAFTS, RAW, RAW_FLOAT32)
+    new: dict[str, list[float]] = {name: [] for name in runs if name not in left_out}
     stored: dict[str, list[float]] = {name: [] for name in new}
     for _ in range(1 if settings.is_quick else RUNS - 1):
         workload = Workload((await server.new_prompt(PROMPT_TOKENS),), (Sampling(),), 2)

