@@ -88,9 +88,12 @@ async def _contenders(model: PublishedModel) -> AsyncIterator[tuple[dict[str, Ru
         ours = await stack.enter_async_context(served(model))
         without = await stack.enter_async_context(served(model, "speculation:off"))
         environment = environment_of(ours.process.pid)
+        # One after another: each finds its number of threads while nothing else computes.
         raw = stack.enter_context(Baseline(model, environment))
-        upstream = mlx_lm_server(model.directory, environment, raw.threads)
+        threads = raw.threads
+        upstream = mlx_lm_server(model.directory, environment, threads)
         wide = stack.enter_context(Baseline(SMOLLM2_FLOAT32, environment))
+        _say(f"threads: {threads} for {RAW}, {wide.threads} for {RAW_FLOAT32}")
         others = {RAW: raw.run, RAW_FLOAT32: wide.run}
         others |= {UPSTREAM: stack.enter_context(upstream).run}
         try:
