@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from backend.config import MAX_SLOTS, ServerConfig
 from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
-from common.directories import state_directory
+from common.directories import state_directory, temporary_directory
 from common.machine_memory import LASTING, share_heaps
 from common.options import ADDRESS_SYNONYMS, described, unknown_options
 from common.process import (
@@ -80,6 +80,7 @@ def main() -> int:
         return 1
     # That of the missing PyTorch, which nothing here needs; child processes inherit it.
     os.environ.setdefault(ADVICE_VARIABLE, "1")
+    _use_own_temporary_directory(os.environ)
     config = server_config(sys.argv[1:], os.environ)
     # Not for child processes: they have another parent, and no need for secrets.
     os.environ.pop(PARENT_VARIABLE, None)
@@ -271,6 +272,16 @@ def _max_slots(environment: Mapping[str, str], default: int) -> int:
         return int(text)
     log.warning("%s: %r is not a number from 1 to %d; taking %d", name, text, MAX_SLOTS, default)
     return default
+
+
+def _use_own_temporary_directory(environment: MutableMapping[str, str]) -> None:
+    """Have this process and all its children write temporary files where nobody else can."""
+    try:
+        directory = temporary_directory(state_directory(environment))
+    except OSError as error:
+        log.warning("the temporary directory may be open to other users: %s", error)
+    else:
+        environment["TMPDIR"] = str(directory)
 
 
 def memory_ledger(environment: Mapping[str, str]) -> Path:

@@ -1,12 +1,16 @@
 """Directories of one user, the same for all processes of that user on a machine."""
 
+import atexit
 import fcntl
+import logging
 import os
 import pwd
 import re
 import secrets
+import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -55,6 +59,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _POLL_INTERVAL_S = 0.002
+
+log = logging.getLogger(__name__)
 
 
 class ForeignDirectoryError(OSError):
@@ -156,10 +162,56 @@ class LockedDirectory:
             os.close(file)
 
 
+def temporary_directory(state: Path) -> Path:
+    """Return a directory for temporary files that no other user can write to or replace.
+
+    MLX compiles kernels into the temporary directory, and runs those that it finds there: under a
+    umask of 0, or in a directory of everybody's, another user could exchange them.
+
+    Args:
+        state: Where this user's backends keep what outlives them; kernels then serve later loads.
+
+    Returns:
+        A directory below it. If that is impossible, a new one, removed when this process exits.
+
+    Raises:
+        OSError: There is no place to write to.
+    """
+    kept = state / "tmp"
+    try:
+        _require_safe_parents(kept)
+        os.close(_opened(kept))
+        if os.access(kept, os.W_OK):
+            return kept
+        problem: object = f"{kept} cannot be written to"
+    except OSError as error:
+        problem = error
+    own = Path(tempfile.mkdtemp(prefix=f"{NAME}-"))
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    log.info("compiled kernels are not kept for later loads: %s", problem)
+    return own
+
+
+def _require_safe_parents(path: Path) -> None:
+    """Raise OSError if everybody may exchange a directory on the way; missing ones are fine."""
+    for parent in path.parents:
+        with suppress(FileNotFoundError):
+            mode = parent.stat().st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise ForeignDirectoryError(f"{parent} can be written to by all users")
+
+
+def _create(path: Path) -> None:
+    """Create a directory and its missing parents, each of them only this user's."""
+    if not path.parent.exists():
+        _create(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=stat.S_IRWXU)
+
+
 def _opened(path: Path) -> int:
     """Open the directory, creating it if it is missing."""
-    with suppress(FileExistsError):
-        path.mkdir(mode=stat.S_IRWXU, parents=True)
+    _create(path)
     directory = os.open(path, _OPEN_DIRECTORY)
     try:
         _require_private(path, os.fstat(directory))

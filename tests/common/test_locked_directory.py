@@ -12,7 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.directories import MAX_FILE_BYTES, ForeignDirectoryError, LockedDirectory
+from common.directories import (
+    MAX_FILE_BYTES,
+    ForeignDirectoryError,
+    LockedDirectory,
+    temporary_directory,
+)
 
 TIMEOUT_S = 5.0
 WRITER = """
@@ -221,3 +226,52 @@ def test_everybody_sees_exactly_who_is_there(tmp_path_factory, events):
             assert seen(member) == sorted(others)
     for member in members.values():
         member.close()
+
+
+@pytest.fixture
+def no_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_without_a_umask_missing_parents_are_private_too(tmp_path):
+    state = tmp_path / "home" / "local" / "state"
+    kept = temporary_directory(state)
+    assert kept.is_relative_to(state)
+    for made in (kept, state, state.parent, state.parent.parent):
+        assert stat.S_IMODE(made.stat().st_mode) == stat.S_IRWXU
+
+
+def test_temporary_files_are_kept_for_later_processes(tmp_path):
+    assert temporary_directory(tmp_path) == temporary_directory(tmp_path)
+
+
+def made_open(state):
+    state.mkdir()
+    state.chmod(0o777)
+
+
+def linked(state):
+    state.mkdir(0o700)
+    (state / "elsewhere").mkdir(0o700)
+    (state / "tmp").symlink_to(state / "elsewhere")
+
+
+def let_others_in(state):
+    (state / "tmp").mkdir(parents=True)
+    (state / "tmp").chmod(0o750)
+
+
+def filled(state):
+    state.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [made_open, linked, let_others_in, filled])
+def test_where_others_could_change_temporary_files_a_new_directory_is_used(tmp_path, spoil):
+    state = tmp_path / "state"
+    spoil(state)
+    found = temporary_directory(state)
+    assert not found.is_relative_to(tmp_path / "state")
+    assert stat.S_IMODE(found.stat().st_mode) == stat.S_IRWXU

@@ -100,3 +100,24 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
     assert "kept from child processes:" in log
     assert "HF_TOKEN" in log
     assert not [value for value in (SESAME, "word") if value in log]
+
+
+def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):
+    everybodys = tmp_path / "tmp"
+    everybodys.mkdir()
+    (everybodys / "mlx").mkdir()
+    state = tmp_path / "new" / "state"
+    environment = {**os.environ, "TMPDIR": str(everybodys), "XDG_STATE_HOME": str(state)}
+    before = os.umask(0)
+    try:
+        with real_backend(tmp_path / "log", environment) as backend:
+            backend.stub.LoadModel(pb.ModelOptions(Model=str(MODEL_DIR)), timeout=TIMEOUT_S)
+            backend.stub.Predict(pb.PredictOptions(Prompt="hi", Tokens=2), timeout=TIMEOUT_S)
+            used = {environment_of(each)["TMPDIR"] for each in descendants(backend.process.pid)}
+    finally:
+        os.umask(before)
+    (directory,) = map(Path, used)
+    assert directory.is_relative_to(state)
+    assert not list((everybodys / "mlx").iterdir())
+    for each in (directory, *directory.parents[: len(directory.relative_to(tmp_path).parts) - 1]):
+        assert not each.stat().st_mode & 0o077, each
