@@ -74,6 +74,12 @@ EXPERT_MEMORY_SHARE = 0.6
 RESERVE_SHARE, MIN_KV_SHARE = 0.1, 0.02
 # Of its limit, for a backend that cannot tell whether others take memory too.
 UNTOLD_MEMORY_SHARE = 0.5
+# The longest pass where the system ends a process whose work keeps the GPU: macOS does after a few
+# seconds. Passes get slower as the context grows, so they aim at a share of it.
+METAL_PASS_S, AIMED_PASS_SHARE = 1.0, 0.5
+# Stored KV that is copied in one go, and of each loss of an engine over a request, how many times
+# smaller its pieces and passes are in the next.
+COPY_PIECE_BYTES, CUT_PER_LOSS = 2**30, 4
 # How long requests wait for a model that is being loaded.
 MODEL_WAIT_S = 60.0
 # How long weights and requests wait for memory held by other backends on the machine.

@@ -23,6 +23,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGST
 _DEVICE = "device"
 _EXIT = "exit"
 _ON_SIGNAL = "usr1"
+_WATCHDOG = "watchdog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class InjectedFault:
 
     Attributes:
         kind: A signal to the process; `exit` from the model's code; `device`,
-            after which every pass raises; or `usr1`, the same once the process gets SIGUSR1.
+            after which every pass raises; `usr1`, the same once the process gets SIGUSR1; or
+            `watchdog`, for which a pass over more tokens than `token_id` is the fault.
         token_id: The token; unused for `usr1`.
     """
 
@@ -49,8 +51,8 @@ class InjectedFault:
         """Trigger the fault."""
         if self.kind == _EXIT:
             raise SystemExit
-        if self.kind in _SIGNALS:
-            os.kill(os.getpid(), _SIGNALS[self.kind])
+        if self.kind in (*_SIGNALS, _WATCHDOG):
+            os.kill(os.getpid(), _SIGNALS.get(self.kind, signal.SIGKILL))
 
 
 def have_engines_fail() -> None:
@@ -71,7 +73,7 @@ def install(text: str) -> None:
     from backend.engine.distributed import linking as shard
 
     kind, _, token = text.partition(":")
-    if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL):
+    if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL, _WATCHDOG):
         raise ValueError(f"{text!r} is no fault: try segv:7")
     fault, load = InjectedFault(kind, int(token) if token else None), shard.load
     shard.load = assembly.load = lambda *given, **options: fault.built_into(load(*given, **options))
@@ -102,7 +104,11 @@ class _FaultyNetwork:
 
     def __call__(self, inputs: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         token_id = self._fault.token_id
-        if token_id is not None and (inputs == token_id).any().item():
+        if self._fault.kind == _WATCHDOG:
+            is_hit = inputs.size > (token_id or 0)
+        else:
+            is_hit = token_id is not None and (inputs == token_id).any().item()
+        if is_hit:
             self.lose_device()
             self._fault.strike()
         if self._is_broken:

@@ -1,4 +1,4 @@
-"""Has a process compute on a CPU by this package, and on any other device as MLX does."""
+"""Has a process compute on a CPU by this package, on others as MLX does, within their limits."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
-    """Give a device the functions of this package if it is a CPU; leave any other as it is.
+    """Give a device the functions of this package if it is a CPU, and any other its limits.
 
     Call it once in a process, before it loads a model.
 
@@ -27,6 +27,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         kind: Metal and CUDA are `mx.gpu`; `None` is the one that MLX computes on.
     """
     if (kind or mx.default_device()) != mx.Device(mx.cpu):
+        device.take_limits(mx.device_info())
         return
     device.blocks_dispatch = True
     device.prepare = _prepare

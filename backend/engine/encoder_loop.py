@@ -43,6 +43,7 @@ from backend.engine.port import Command, Port
 from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import BackendError, DeviceLostError, GenerationFailedError, UnsupportedError
 from backend.model.checkpoint.upstream import Network
+from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 
 # An object of mlx-vlm, untyped: with hidden states, or with logits.
@@ -130,7 +131,7 @@ class EncoderLoop:
         self._suspects: deque[QueuedText] = deque()
         self._in_hand: Sequence[QueuedText] = ()
         self._ended: list[tuple[int, object]] = []
-        self._sizer = ChunkSizer(PIECE_ALONE_S, MAX_PASS_TOKENS)
+        self._sizer = ChunkSizer.limited(PIECE_ALONE_S, MAX_PASS_TOKENS, DEVICE.pass_limit_s)
         self._passes = 0
         self._read_tokens = 0
 

@@ -88,15 +88,15 @@ class EngineLoop:
             fresh_caches: Creates its caches; their plan may change, see `Adoption`.
         """
         self.model, self.resources, self._port = model, resources, port
-        plan, limits = fresh_caches.plan, tuning.scheduling
+        plan, limits, pass_s = fresh_caches.plan, tuning.scheduling, DEVICE.pass_limit_s
         self.prefixes, self.counters = resources.prefixes, Counters()
         most = limits.max_slots if plan.batches else 1
         self.scheduler = Scheduler(max_slots=limits.max_slots, max_active=most)
         self.memory = Memory(resources.reservations, self.scheduler, self.prefixes)
         self._publisher = Publisher(self._hand_over, limits.max_replies_per_s)
-        self.background = BackgroundJobs(limits.prefill_chunk, limits.side_share)
+        self.background = BackgroundJobs(limits.prefill_chunk, limits.side_share, pass_s)
         self._jobs = JobFactory(model, fresh_caches, self.prefixes, self.background)
-        self._pacer = PrefillPacer.of(limits)
+        self._pacer = PrefillPacer.of(limits, pass_s)
         new_drafting = partial(make_drafting, model, plan, resources, tuning, self.counters)
         feeder, drafting = make_feeder(model.network, fresh_caches), new_drafting()
         self.prefilling = Prefilling(feeder, self.prefixes, self._pacer, plan, drafting)
@@ -106,6 +106,7 @@ class EngineLoop:
         if self._threads is not None:
             self.batch.note_step = self._threads.observe
         self._suspects = Suspects(self.scheduler, self.memory, self.batch, feeder, new_batch, port)
+        self._suspects.chunk_size = lambda: self._pacer.size
         self._adoption = Adoption(plan, self, new_drafting)
         drafts = tuning.speculation.speculation != "off"
         self.examination = Examination(self, self._adoption, knows_drafts=drafts)
@@ -148,8 +149,8 @@ class EngineLoop:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Submit(request, generated):
-                self.submit(request, generated)
+            case Submit():
+                self.submit(command.request, command.generated, command.losses)
             case Cancel(request_id):
                 self.cancel(request_id)
             case Expect(request_id, is_again):
@@ -181,13 +182,16 @@ class EngineLoop:
             case _:
                 assert_never(news)
 
-    def submit(self, request: GenerationRequest, generated: Sequence[int] = ()) -> None:
+    def submit(
+        self, request: GenerationRequest, generated: Sequence[int] = (), losses: int = 0
+    ) -> None:
         """Queue a request, or refuse it at once if its KV cache could never fit.
 
         Args:
             generated: Tokens of its reply drawn earlier: the row continues after them.
+            losses: Engines lost over it since.
         """
-        row = Row.resumed(request, generated)
+        row = Row.resumed(request, generated, losses)
         try:
             self.memory.reservations.require_fit(row)
         except OverloadedError as error:
@@ -304,6 +308,7 @@ class EngineLoop:
 
     def _prefill(self, row: Row, pace: Pace) -> None:
         limit = pace.prefill.shared if self.scheduler.active else pace.prefill.alone
+        limit = limit.cut(row.losses)
         together = self.prefilling.takes_several
         companions = self.scheduler.companions(row) if together else []
         with self._suspects([row, *companions]):

@@ -23,7 +23,7 @@ from backend.engine.rows.pacing import Counters
 from backend.engine.rows.scheduler import Scheduler
 from backend.engine.trials.batch_check import Planning
 from backend.engine.trials.draft_model import LoadedDraft
-from backend.model.device import Threads
+from backend.model.device import DEVICE, Threads
 from backend.model.loaded import RunnableModel
 
 
@@ -78,7 +78,7 @@ def make_drafting(
     """Return the drafting of a batch, if it is enabled and the model supports it."""
     if not plan.pass_seconds:
         return None
-    costs, vocab_size = PassCosts(plan.pass_seconds), model.card.vocab_size
+    costs, vocab_size = PassCosts(plan.pass_seconds, DEVICE.pass_limit_s), model.card.vocab_size
     writer = resources.draft.batch(vocab_size) if resources.draft else None
     return Drafting(costs, counters, vocab_size, tuning.speculation, writer)
 

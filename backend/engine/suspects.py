@@ -26,6 +26,7 @@ class Suspects:
 
     Attributes:
         waiting: To be tried alone before anything else is computed.
+        chunk_size: Returns the tokens of a pass that does not take too long.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Suspects:
         self._feeder = feeder
         self._new_batch = new_batch
         self._port = port
+        self.chunk_size: Callable[[], int] = lambda: TRIAL_CHUNK_TOKENS
         self._present: Sequence[Row] = ()
         self._told: Sequence[Row] = ()
         self.waiting: list[Row] = []
@@ -86,7 +88,7 @@ class Suspects:
         twin = row.twin()
         with self([row]):
             while left := twin.prefill_left:
-                self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS))
+                self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS, self.chunk_size()))
             trial = self._new_batch()
             trial.add(twin)
             landed: list[RowStep] = []

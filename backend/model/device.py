@@ -1,15 +1,16 @@
 """How this process computes where devices differ: as MLX does, unless a device is prepared for.
 
-`backend.cpu.install` does so for a CPU. Metal and CUDA need nothing.
+`backend.cpu.install` does so for a CPU, and takes over the limits of Metal. CUDA needs nothing.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
+from backend.config import METAL_PASS_S
 from backend.model.checkpoint.upstream import Network
 
 
@@ -76,6 +77,8 @@ class Device:
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
             `None` if there is no choice.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
+        pass_limit_s: The longest pass that the system tolerates, in seconds.
+        max_arrays: How many arrays may exist, however small; `None` is any number.
     """
 
     prepare: Prepare = _leave
@@ -87,6 +90,13 @@ class Device:
     attend_from: float = math.inf
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     blocks_dispatch: bool = False
+    pass_limit_s: float = math.inf
+    max_arrays: int | None = None
+
+    def take_limits(self, info: Mapping[str, Any]) -> None:
+        """Take over the limits of a device from MLX's facts of it: Metal alone names any."""
+        if limit := info.get("resource_limit"):
+            self.pass_limit_s, self.max_arrays = METAL_PASS_S, int(limit)
 
 
 DEVICE = Device()

@@ -46,10 +46,17 @@ def left_by_a_load(kind, directory):
     return subprocess.check_output(command, env=os.environ, text=True).split()
 
 
-def test_metal_and_cuda_get_nothing():
+def test_metal_and_cuda_get_no_functions():
     device = Device()
     install(device, mx.Device(mx.gpu))
     assert device == Device()
+
+
+def test_metal_has_limits_and_cuda_has_none(monkeypatch):
+    for info, arrays in (({"resource_limit": 499_000}, 499_000), ({"total_memory": 1}, None)):
+        monkeypatch.setattr(mx, "device_info", lambda info=info: info)
+        install(device := Device(), mx.Device(mx.gpu))
+        assert (device.max_arrays, device.pass_limit_s < 10) == (arrays, arrays is not None)
 
 
 def test_a_cpu_gets_its_own_functions():

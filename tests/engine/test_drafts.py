@@ -313,6 +313,16 @@ def test_a_draft_has_to_pay_more_where_what_is_right_of_it_has_to_be_fed_again(k
     assert plan.depths.get(row, 0) == depth
 
 
+@pytest.mark.parametrize(("limit_s", "depth"), [(9.0, 7), (2.0, 3), (0.5, 0)])
+@pytest.mark.parametrize("packs", [True, False])
+def test_drafts_make_no_pass_longer_than_the_device_allows(packs, limit_s, depth):
+    costs = PassCosts({1: 1.0, 4: 1.9, 8: 3.0}, limit_s)
+    row = row_of([1, 2])
+    prices = Prices(costs, None, rows=1, keeps_parts=True, packs=packs)
+    plan = prices.best({row: Offer(7, Source.LONG_MATCH, Trust(1.0))})
+    assert plan.depths.get(row, 0) == depth
+
+
 def planned(*offers, rows, packs):
     """Return the drafted tokens of each offer in the best pass."""
     everyone = {row_of([1, 2]): offer for offer in offers}

@@ -185,6 +185,17 @@ async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbour
     await until(lambda: engine.status().metrics["restarts"] == 2)
 
 
+async def test_a_prompt_whose_pass_was_too_long_is_tried_in_smaller_ones(
+    engine, tiny_models, with_fault
+):
+    with_fault("watchdog:100")
+    tuning = {"batching": False, "speculation": "off", "prefill_chunk_alone": 240}
+    await engine.load(options(tiny_models("llama"), **tuning))
+    outcome = await take(engine, make_request("long", prompt_of(400), max_tokens=5))
+    assert len(outcome.tokens) == 5
+    await until(lambda: engine.status().metrics["restarts"] == 1)
+
+
 async def test_what_comes_while_a_process_is_replaced_waits_for_the_next(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     os.kill(engine.process_id, signal.SIGKILL)

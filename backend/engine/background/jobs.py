@@ -5,6 +5,7 @@ run one after another, so that at most one of them holds a KV cache.
 """
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -56,18 +57,19 @@ class BackgroundJobs:
         ended: Those that have ended since they were taken, with their results or errors.
     """
 
-    def __init__(self, max_chunk: int, share: float) -> None:
+    def __init__(self, max_chunk: int, share: float, limit_s: float = math.inf) -> None:
         """Start without jobs.
 
         Args:
             max_chunk: Tokens in one forward pass at most.
             share: Share of the time while requests run; above 0.
+            limit_s: The longest pass.
         """
         self._share = share
         self.jobs: deque[_Queued] = deque()
         self.ended: list[tuple[int, object]] = []
-        self._sizer_alone = ChunkSizer(PIECE_ALONE_S, max_chunk)
-        self._sizer_shared = ChunkSizer(PIECE_S, max_chunk)
+        self._sizer_alone = ChunkSizer.limited(PIECE_ALONE_S, max_chunk, limit_s)
+        self._sizer_shared = ChunkSizer.limited(PIECE_S, max_chunk, limit_s)
         self._current: _Queued | None = None
         self._limit = 0
         self._chunk = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -125,12 +126,14 @@ class _Kind:
 class PassCosts:
     """The cost of a pass by its rows and its tokens per row."""
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
+    def __init__(self, seconds: Mapping[int, float], limit_s: float = math.inf) -> None:
         """Start with a measured curve.
 
         Args:
             seconds: The seconds of a pass over one row, by its number of tokens.
+            limit_s: Drafts never make a pass longer.
         """
+        self.limit_s = limit_s
         self._curve = _rising(seconds)
         self._at: dict[int, float] = {}
         self._kinds: dict[tuple[int, int], _Kind] = {}
@@ -383,6 +386,7 @@ class Prices:
         token_s = self._writing_s(writing)
         expected, all_right, rates = [0.0] * len(lengths), 1.0, []
         for depth, seconds in zip(depths, self.costs.of_each(self.rows, counts), strict=True):
+            is_short = seconds <= self.costs.limit_s
             for i, length in enumerate(lengths):
                 if depth <= length:
                     expected[i] += chances[i] ** depth
@@ -391,7 +395,7 @@ class Prices:
                 seconds += _total_s(token_s, min(depth, written))
             if not self.keeps_parts:
                 seconds += (1.0 - all_right) * self._repeating_s(max(expected))
-            rates.append((self.rows + sum(expected)) / seconds)
+            rates.append((self.rows + sum(expected)) / seconds if is_short else 0.0)
         return rates
 
     def _best_packed(self, offers: Mapping[Row, Offer]) -> Plan:
@@ -403,7 +407,7 @@ class Prices:
         for count, (chance, _) in enumerate(likeliest, start=1):
             expected += chance
             found = (self.rows + expected) / seconds[count - 1]
-            if found > rate:
+            if found > rate and seconds[count - 1] <= self.costs.limit_s:
                 taken, rate = count, found
         return Plan(Counter(row for _, row in likeliest[:taken]), rate)
 

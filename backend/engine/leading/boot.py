@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
+from msgspec import structs
+
 from backend.core.model import ModelKind
 from backend.core.prompt import PreparedMedium
 from backend.engine.assembly import assemble_any_loop, load_whole
@@ -117,7 +119,7 @@ class Intake:
             self._commands.put(Told(failures={order.request.request_id: Failure.of(made)}))
             return
         request = replace(order.request, guide=None, grammar=made)
-        self._commands.put(Submit(request, order.generated))
+        self._commands.put(structs.replace(order, request=request))
 
     def _prepare(self) -> None:
         while True:

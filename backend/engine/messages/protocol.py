@@ -77,10 +77,12 @@ class Submit(Struct, frozen=True, tag=True, array_like=True):
 
     Attributes:
         generated: Tokens of its reply drawn earlier: the row continues after them.
+        losses: Processes lost over it since.
     """
 
     request: GenerationRequest
     generated: tuple[int, ...] = ()
+    losses: int = 0
 
 
 class Cancel(Struct, frozen=True, tag=True, array_like=True):

@@ -1,11 +1,12 @@
 """Sizes forward passes so that no request waits long, and counts tokens and their rate."""
 
+import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from zlib import crc32
 
-from backend.config import SchedulingOptions
+from backend.config import AIMED_PASS_SHARE, CUT_PER_LOSS, SchedulingOptions
 from backend.core.metric_table import Counts
 
 _RATE_WINDOW_S = 0.2
@@ -46,7 +47,7 @@ class Counters(Counts):
         self.checksum = crc32(token_id.to_bytes(4, "big"), self.checksum)
 
 
-_GRANULE = 16
+_GRANULE, _FINE_GRANULE = 16, 4
 _FIRST_SIZE = 128
 _SMOOTHING = 0.5
 _STRETCH = 1.25
@@ -61,11 +62,22 @@ class ChunkSizer:
 
     Attributes:
         cap: The maximum tokens of a pass.
+        first: The tokens of a pass of which nothing is known.
+        granule: Passes have a multiple of so many tokens.
     """
 
     target_s: float
     cap: int
+    first: int = _FIRST_SIZE
+    granule: int = _GRANULE
     _tokens: float | None = field(default=None, init=False)
+
+    @classmethod
+    def limited(cls, target_s: float, cap: int, limit_s: float) -> Self:
+        """Return one whose passes stay below a limit in seconds, the first one too."""
+        if math.isinf(limit_s):
+            return cls(target_s, cap)
+        return cls(min(target_s, AIMED_PASS_SHARE * limit_s), cap, _GRANULE, _FINE_GRANULE)
 
     @property
     def size(self) -> int:
@@ -75,13 +87,13 @@ class ChunkSizer:
     def within(self, seconds: float) -> int:
         """Return the tokens of a pass of this duration, at least a few."""
         if self._tokens is None:
-            return min(_FIRST_SIZE, self.cap)
+            return min(self.first, self.cap)
         fitting = int(self._tokens * max(seconds, 0.0) / self.target_s)
-        return min(max(fitting // _GRANULE, 1) * _GRANULE, self.cap)
+        return min(max(fitting // self.granule, 1) * self.granule, self.cap)
 
     def record(self, tokens: int, seconds: float) -> None:
         """Learn from a pass; a tail too short to be meaningful is ignored."""
-        if tokens < _GRANULE or seconds <= 0.0:
+        if tokens < self.granule or seconds <= 0.0:
             return
         fitting = tokens * self.target_s / seconds
         known = self._tokens
@@ -105,6 +117,11 @@ class ChunkLimit:
         """Return how many of the `left` tokens of a prompt go into the chunk."""
         return left if left <= self.rest else self.tokens
 
+    def cut(self, losses: int) -> Self:
+        """Return the limit of a request over which so many engines were lost."""
+        tokens = max(self.tokens // CUT_PER_LOSS**losses, 1)
+        return replace(self, tokens=tokens, rest=tokens) if losses else self
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPace:
@@ -126,27 +143,36 @@ class PrefillPacer:
     that decode.
     """
 
-    def __init__(self, *, cap: int, cap_alone: int, pause_s: float) -> None:
+    def __init__(
+        self, *, cap: int, cap_alone: int, pause_s: float, limit_s: float = math.inf
+    ) -> None:
         """Start without knowledge of the model.
 
         Args:
             cap: The largest chunk while other requests decode.
             pause_s: The maximum wait of decoding rows.
+            limit_s: The longest pass.
         """
         self._cap = cap
-        self._pause_s = pause_s
-        self._sizer = ChunkSizer(pause_s, cap_alone)
+        self._sizer = ChunkSizer.limited(pause_s, cap_alone, limit_s)
+        self._pause_s = self._sizer.target_s
         self._pause_ends_at = 0.0
         self._is_pause_used = False
 
     @classmethod
-    def of(cls, options: SchedulingOptions) -> Self:
-        """Return a pacer with the limits of the options."""
+    def of(cls, options: SchedulingOptions, limit_s: float = math.inf) -> Self:
+        """Return a pacer with the limits of the options, and of a pass in seconds."""
         return cls(
             cap=options.prefill_chunk,
             cap_alone=options.prefill_chunk_alone,
             pause_s=options.prefill_pause_ms / 1000.0,
+            limit_s=limit_s,
         )
+
+    @property
+    def size(self) -> int:
+        """The tokens of a pass for one request alone."""
+        return self._sizer.size
 
     def begin_pause(self, at: float | None = None) -> None:
         """Record that a decode step has ended: just now, or at a monotonic time in seconds."""

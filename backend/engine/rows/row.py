@@ -114,6 +114,7 @@ class Row:
         fed: The number of tokens in the KV cache.
         drawn: Generated tokens, including the one in flight.
         inherited: Generated tokens drawn earlier, in another process.
+        losses: Processes lost over it since: its passes are smaller.
         has_left: Finished or cancelled; its tokens in flight are dropped.
         is_paused: Leaving the batch, to wait until there is memory for it again.
         may_share_passes: Whether its prompt may be fed in one pass with others.
@@ -138,6 +139,7 @@ class Row:
     fed: int = 0
     drawn: int = 0
     inherited: int = 0
+    losses: int = 0
     has_left: bool = False
     is_paused: bool = False
     may_share_passes: bool = True
@@ -166,9 +168,11 @@ class Row:
         self._places = tuple(_apart(self.request.prompt.boundaries))
 
     @classmethod
-    def resumed(cls, request: GenerationRequest, generated: Sequence[int]) -> "Row":
+    def resumed(
+        cls, request: GenerationRequest, generated: Sequence[int], losses: int = 0
+    ) -> "Row":
         """Return a row that continues after earlier tokens of its reply."""
-        row = cls(request, inherited=len(generated))
+        row = cls(request, inherited=len(generated), losses=losses, may_share_passes=not losses)
         if generated:
             row.token_ids += generated
             row.suspend()

@@ -65,7 +65,7 @@ class OpenRequest(AsyncIterator[Steps]):
 
     def order(self) -> Submit:
         """Return the order that lets a process resume it."""
-        return Submit(self.request, tuple(self.generated))
+        return Submit(self.request, tuple(self.generated), self.losses)
 
     def note(self, steps: Steps) -> None:
         """Take over steps for its reader."""

@@ -1,0 +1,139 @@
+"""The limits of a device, given here: how long a pass may be, and how smaller ones are tried."""
+
+import time
+
+import mlx.core as mx
+import pytest
+from engine_driver import Driver, make_request, prompt_of
+from mlx.utils import tree_flatten
+from wrapped_network import WrappedNetwork
+
+from backend.config import METAL_PASS_S
+from backend.core.scoring import EmbeddingRequest, Pooling
+from backend.core.step import Steps
+from backend.engine import prefix_store
+from backend.engine.messages.protocol import Passing, Submit
+from backend.engine.supervision.open_calls import OpenCalls
+from backend.errors import EngineFailedError
+from backend.model.device import DEVICE, Device
+
+pytestmark = pytest.mark.mlx
+
+METAL = {"resource_limit": 499_000, "max_recommended_working_set_size": 2**34}
+
+
+class Timed(WrappedNetwork):
+    """Takes seconds of a clock of its own: for each token, and for each one that it looks at."""
+
+    def __init__(self, network, clock):
+        super().__init__(network)
+        self._clock = clock
+        self.passes = []
+
+    def __call__(self, inputs, cache):
+        context = max((int(getattr(layer, "offset", 0)) for layer in cache), default=0)
+        seconds = inputs.size * (0.01 + 0.0001 * context)
+        self._clock[0] += seconds
+        self.passes.append((inputs.size, seconds))
+        return super().__call__(inputs, cache)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    return clock
+
+
+@pytest.fixture
+def metal(monkeypatch):
+    """A device that names the limits of Metal."""
+    given = Device()
+    given.take_limits(METAL)
+    for name in ("pass_limit_s", "max_arrays"):
+        monkeypatch.setattr(DEVICE, name, getattr(given, name))
+
+
+PATIENT = {"prefill_pause_ms": 60_000, "prefill_chunk_alone": 2048, "prefill_chunk": 2048}
+
+
+def longest_s(network):
+    return max(seconds for _, seconds in network.passes)
+
+
+def work(networks, clock, prompts, texts=(), **options):
+    network = Timed(networks("llama"), clock)
+    driver = Driver(network, **PATIENT, **options)
+    for text in texts:
+        request = EmbeddingRequest(token_ids=text, pooling=Pooling.MEAN, is_normalized=False)
+        driver.begin(request)
+    outcomes = driver.run(*(make_request(f"r{i}", prompt) for i, prompt in enumerate(prompts)))
+    return network, outcomes
+
+
+LONG = [prompt_of(700)]
+TOGETHER = [prompt_of(150, salt=i) for i in range(6)]
+
+
+@pytest.mark.parametrize("prompts", [LONG, TOGETHER, LONG + TOGETHER])
+def test_no_pass_is_longer_than_metal_tolerates(networks, clock, metal, prompts):
+    network, outcomes = work(networks, clock, prompts, texts=[tuple(prompt_of(300))])
+    assert longest_s(network) <= METAL_PASS_S
+    # It is not the smallest size that keeps them short.
+    assert max(tokens for tokens, _ in network.passes) > 32
+    assert all(len(outcome.token_ids) == 12 for outcome in outcomes)
+
+
+def test_without_such_a_limit_a_patient_server_has_longer_ones(networks, clock):
+    network, _ = work(networks, clock, LONG)
+    assert longest_s(network) > METAL_PASS_S
+
+
+def test_a_request_that_cost_an_engine_is_tried_in_smaller_passes(networks):
+    def widest(losses):
+        network = Timed(networks("llama"), [0.0])
+        driver = Driver(network, prefill_chunk_alone=64, max_cache_bytes=0)
+        request = make_request("a", prompt_of(200))
+        driver.turn(Submit(request, (), losses))
+        return max(tokens for tokens, _ in network.passes), driver.run() or driver.outcome(request)
+
+    (tokens, _), (fewer, outcome) = widest(0), widest(1)
+    assert (tokens, fewer) == (64, 16)
+    assert len(outcome.token_ids) == 12
+
+
+def test_the_next_process_hears_of_the_losses_over_a_request(networks):
+    calls = OpenCalls()
+    inside, outside = (calls.submit(make_request(name, [1])) for name in ("in", "out"))
+    inside.is_sent = outside.is_sent = True
+    calls.note_loss(Passing(["in"]), [], EngineFailedError("the watchdog"))
+    assert (inside.order().losses, outside.order().losses) == (1, 0)
+    inside.note(Steps(token_ids=[5]))
+    assert inside.order() == Submit(inside.request, (5,), 0)
+
+
+@pytest.mark.parametrize(("piece_bytes", "pieces"), [(1, 2), (2**30, 1)])
+def test_a_stored_prefix_is_copied_in_pieces(networks, monkeypatch, piece_bytes, pieces):
+    driver = Driver(networks("llama"), batches=False)
+    cold = driver.run(make_request("a", prompt_of(200)))[0]
+    monkeypatch.setattr(prefix_store, "COPY_PIECE_BYTES", piece_bytes)
+    evaluated, evaluate = [], mx.eval
+    rebuild = prefix_store.CachingPrefixStore._rebuild
+
+    def watched(*arrays):
+        leaves = [leaf for _, leaf in tree_flatten(list(arrays)) if isinstance(leaf, mx.array)]
+        evaluated.append(len(leaves))
+        return evaluate(*arrays)
+
+    def rebuilt(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(mx, "eval", watched)
+            rebuild(*given)
+
+    monkeypatch.setattr(prefix_store.CachingPrefixStore, "_rebuild", rebuilt)
+    warm = driver.run(make_request("b", prompt_of(200)))[0]
+    assert warm.token_ids == cold.token_ids
+    assert warm.cached_tokens > 150
+    layers = len(driver.loop.model.network.layers)
+    # The keys and values of so many layers at once.
+    assert [count for count in evaluated if count] == [2 * layers // pieces] * pieces
