@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -61,6 +62,14 @@ def with_fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         monkeypatch.setattr(processes, "BOOT", FAULTY_BOOT)
 
     return install
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The only item is the monotonic time in seconds, which a test sets."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
 
 
 def _kept_findings(file: Path, path: Path | None = None) -> FindingsStore:

@@ -298,6 +298,24 @@ def cache_bytes(cache: UpstreamCache) -> int:
     return sum(array.nbytes for array in arrays if isinstance(array, mx.array))
 
 
+def in_pieces(caches: Iterable[UpstreamCache], piece_bytes: int) -> Iterator[list[Any]]:
+    """Yield the states of caches, so that no command of the device need compute much more at once.
+
+    Args:
+        piece_bytes: A piece ends with the layer that reaches this size.
+    """
+    due: list[Any] = []
+    size = 0
+    for leaf in cache_leaves(caches):
+        due.append(leaf.state)
+        size += cache_bytes(leaf)
+        if size >= piece_bytes:
+            yield due
+            due, size = [], 0
+    if due:
+        yield due
+
+
 def growth_of(cache: UpstreamCache) -> Growth:
     """Return the memory growth of a layer's cache, given one that holds a few tokens."""
     if is_empty(cache):

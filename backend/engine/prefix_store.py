@@ -15,7 +15,7 @@ import mlx.core as mx
 from backend.cache.disk_tier import DiskTier, NodeDirectory, StoredNode
 from backend.cache.eviction import Forecast
 from backend.cache.kv import LooseNode, Packing, Segment, evaluate, from_plain, to_plain
-from backend.cache.layers import CacheLayout, CaptureError, cache_bytes, cache_leaves
+from backend.cache.layers import CacheLayout, CaptureError, in_pieces
 from backend.cache.node_files import NodeHeader
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.radix import TokenKey, agrees_again
@@ -441,7 +441,8 @@ class CachingPrefixStore(PrefixStore):
         caches = self.fresh_caches()
         try:
             self.layout.restore(caches, hit.path, hit.length, len(row.token_ids))
-            _evaluate(caches, COPY_PIECE_BYTES // CUT_PER_LOSS**row.losses)
+            for piece in in_pieces(caches, COPY_PIECE_BYTES // CUT_PER_LOSS**row.losses):
+                mx.eval(piece)
         except self._overlooked as error:
             problem = "request id=%s: its prefix cannot be restored and is computed"
             log.warning(problem, row.request_id, exc_info=error)
@@ -525,16 +526,3 @@ class CachingPrefixStore(PrefixStore):
                 hit.matched,
                 len(row.prompt_key) - hit.matched,
             )
-
-
-def _evaluate(caches: Caches, piece_bytes: int) -> None:
-    """Compute caches layer by layer, so that no command of the device copies much more at once."""
-    due: list[object] = []
-    size = 0
-    for leaf in cache_leaves(caches):
-        due.append(leaf.state)
-        size += cache_bytes(leaf)
-        if size >= piece_bytes:
-            mx.eval(due)
-            due, size = [], 0
-    mx.eval(due)

@@ -1,21 +1,19 @@
 """The limits of a device, given here: how long a pass may be, and how smaller ones are tried."""
 
-import time
-
 import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
-from mlx.utils import tree_flatten
 from wrapped_network import WrappedNetwork
 
-from backend.config import METAL_PASS_S
+from backend.cache.layers import in_pieces
+from backend.config import METAL_PASS_S, TuningOptions
 from backend.core.scoring import EmbeddingRequest, Pooling
 from backend.core.step import Steps
-from backend.engine import prefix_store
 from backend.engine.messages.protocol import Passing, Submit
+from backend.engine.passes.caches import make_cache_factory
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.errors import EngineFailedError
-from backend.model.device import DEVICE, Device
+from backend.model.device import DEVICE
 
 pytestmark = pytest.mark.mlx
 
@@ -39,19 +37,12 @@ class Timed(WrappedNetwork):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    return clock
-
-
-@pytest.fixture
-def metal(monkeypatch):
+def metal():
     """A device that names the limits of Metal."""
-    given = Device()
-    given.take_limits(METAL)
-    for name in ("pass_limit_s", "max_arrays"):
-        monkeypatch.setattr(DEVICE, name, getattr(given, name))
+    before = DEVICE.pass_limit_s, DEVICE.max_arrays
+    DEVICE.take_limits(METAL)
+    yield
+    DEVICE.pass_limit_s, DEVICE.max_arrays = before
 
 
 PATIENT = {"prefill_pause_ms": 60_000, "prefill_chunk_alone": 2048, "prefill_chunk": 2048}
@@ -75,8 +66,9 @@ LONG = [prompt_of(700)]
 TOGETHER = [prompt_of(150, salt=i) for i in range(6)]
 
 
+@pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("prompts", [LONG, TOGETHER, LONG + TOGETHER])
-def test_no_pass_is_longer_than_metal_tolerates(networks, clock, metal, prompts):
+def test_no_pass_is_longer_than_metal_tolerates(networks, clock, prompts):
     network, outcomes = work(networks, clock, prompts, texts=[tuple(prompt_of(300))])
     assert longest_s(network) <= METAL_PASS_S
     # It is not the smallest size that keeps them short.
@@ -102,7 +94,7 @@ def test_a_request_that_cost_an_engine_is_tried_in_smaller_passes(networks):
     assert len(outcome.token_ids) == 12
 
 
-def test_the_next_process_hears_of_the_losses_over_a_request(networks):
+def test_the_next_process_hears_of_the_losses_over_a_request():
     calls = OpenCalls()
     inside, outside = (calls.submit(make_request(name, [1])) for name in ("in", "out"))
     inside.is_sent = outside.is_sent = True
@@ -112,28 +104,11 @@ def test_the_next_process_hears_of_the_losses_over_a_request(networks):
     assert inside.order() == Submit(inside.request, (5,), 0)
 
 
-@pytest.mark.parametrize(("piece_bytes", "pieces"), [(1, 2), (2**30, 1)])
-def test_a_stored_prefix_is_copied_in_pieces(networks, monkeypatch, piece_bytes, pieces):
-    driver = Driver(networks("llama"), batches=False)
-    cold = driver.run(make_request("a", prompt_of(200)))[0]
-    monkeypatch.setattr(prefix_store, "COPY_PIECE_BYTES", piece_bytes)
-    evaluated, evaluate = [], mx.eval
-    rebuild = prefix_store.CachingPrefixStore._rebuild
-
-    def watched(*arrays):
-        leaves = [leaf for _, leaf in tree_flatten(list(arrays)) if isinstance(leaf, mx.array)]
-        evaluated.append(len(leaves))
-        return evaluate(*arrays)
-
-    def rebuilt(*given):
-        with monkeypatch.context() as patch:
-            patch.setattr(mx, "eval", watched)
-            rebuild(*given)
-
-    monkeypatch.setattr(prefix_store.CachingPrefixStore, "_rebuild", rebuilt)
-    warm = driver.run(make_request("b", prompt_of(200)))[0]
-    assert warm.token_ids == cold.token_ids
-    assert warm.cached_tokens > 150
-    layers = len(driver.loop.model.network.layers)
-    # The keys and values of so many layers at once.
-    assert [count for count in evaluated if count] == [2 * layers // pieces] * pieces
+@pytest.mark.parametrize(("piece_bytes", "sizes"), [(1, [1, 1]), (2**30, [2])])
+def test_a_stored_prefix_is_copied_in_pieces(networks, piece_bytes, sizes):
+    network = networks("llama")
+    caches = make_cache_factory(network, TuningOptions())()
+    mx.eval(network(mx.array([prompt_of(8)]), cache=caches))
+    pieces = list(in_pieces(caches, piece_bytes))
+    assert [len(piece) for piece in pieces] == sizes
+    assert [state for piece in pieces for state in piece] == [cache.state for cache in caches]

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from backend.engine.rows.pacing import ChunkSizer, Counters, PrefillPacer, RateMeter
@@ -33,25 +31,24 @@ def test_chunks_shrink_to_fit_the_pause_on_a_slow_model():
     assert pacer.pace().shared.chunk(10_000) in (16, 32)
 
 
-def test_chunks_shrink_to_what_is_left_of_the_pause(monkeypatch):
+def test_chunks_shrink_to_what_is_left_of_the_pause(clock):
     pacer = warmed_up(1000.0)
     pacer.begin_pause()
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 0.1)
+    now = clock[0]
+    clock[0] = now + 0.1
     pacer.record(0, 0.1)
     assert pacer.pace().has_room
     assert pacer.pace().shared.chunk(10_000) == 144
     assert pacer.pace().alone.chunk(10_000) == 240
-    monkeypatch.setattr(time, "monotonic", lambda: now + 0.2)
+    clock[0] = now + 0.2
     assert not pacer.pace().has_room
 
 
-def test_every_pause_has_room_for_one_chunk_even_if_it_is_over_at_once(monkeypatch):
+def test_every_pause_has_room_for_one_chunk_even_if_it_is_over_at_once(clock):
     pacer = make_pacer(pause_s=0.001)
     pacer.record(128, 1.0)
     pacer.begin_pause()
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1.0)
+    clock[0] += 1.0
     assert pacer.pace().has_room
     assert pacer.pace().shared.chunk(10_000) == 16
     pacer.record(16, 0.1)
@@ -106,13 +103,12 @@ def test_a_rest_never_exceeds_the_cap():
     assert warmed_up(1e6).pace().shared.chunk(600) == 512
 
 
-def test_a_rate_is_taken_over_a_while_however_often_it_is_read(monkeypatch):
-    start = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: start)
+def test_a_rate_is_taken_over_a_while_however_often_it_is_read(clock):
+    start = clock[0]
     meter = RateMeter()
     rates = []
     for tenths in range(1, 8):
-        monkeypatch.setattr(time, "monotonic", lambda now=start + tenths / 10.0: now)
+        clock[0] = start + tenths / 10.0
         rates.append(meter.of_late(10 * tenths))
     assert rates[0] == 0.0
     assert rates[-4:] == pytest.approx([100.0] * 4, rel=0.01)
