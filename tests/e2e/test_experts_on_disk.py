@@ -64,6 +64,25 @@ async def test_replies_are_those_of_resident_experts(mixture):
         assert found["experts.used"] == found["experts.hits"] + found["experts.misses"] > 0
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+async def test_quantised_experts_stay_quantised_on_disk(one_mixture, bits):
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    weights, config = one_mixture / "model.safetensors", one_mixture / "config.json"
+    network, facts = load_model(one_mixture)
+    network, facts = quantize_model(network, facts, 32, bits)
+    whole = weights.stat().st_size
+    save_model(one_mixture, network, donate_model=True)
+    save_config(facts, config)
+    (one_mixture / "model.safetensors.index.json").unlink(missing_ok=True)
+    options = ["dequantize:false"]
+    async with served(one_mixture, Options=options) as backend:
+        expected = await replies(backend)
+    async with served(one_mixture, Options=[*options, *ON_DISK, "expert_bytes:1"]) as backend:
+        assert await replies(backend) == expected
+    assert (one_mixture / STORE_NAME).stat().st_size < whole / 2
+
+
 async def test_all_experts_are_read_once_if_all_fit(one_mixture):
     async with served(one_mixture, Options=ON_DISK) as backend:
         await replies(backend)

@@ -5,6 +5,7 @@ and adapter. Records come first, in the order of layers and experts, then a tabl
 length. A draft becomes the store only when it is whole.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -94,7 +95,8 @@ class ExpertStore:
         self._starts = np.cumsum([len(_MARK), *sizes])
         self._firsts = np.cumsum([0, *(layer.count for layer in layers)])
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe must not be waited for.
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise LoadError(f"{path} cannot be read: {error.strerror}") from error
         try:
@@ -181,8 +183,21 @@ def open_store(
         places = " nor ".join(map(str, folders))
         raise LoadError(f"experts: their store cannot be written to {places}")
     path = writable[0] / STORE_NAME
+    if not _is_ours(path):
+        raise LoadError(f"experts: {path} is in the way: this backend has not written it")
     _write(path, layers, sources, key)
     return ExpertStore(path, layers, key)
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a file, if there is one, begins as all stores and drafts do."""
+    if not path.is_symlink() and not path.exists():
+        return True
+    with suppress(OSError):
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(file, "rb") as opened:  # noqa: PTH123 (a descriptor)
+            return opened.read(len(_MARK)) == _MARK
+    return False
 
 
 def _is_writable(folder: Path) -> bool:
@@ -207,7 +222,10 @@ def _write(
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with draft.open("xb") as file:
+            # Others leave it alone while it is being written.
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.write(_MARK)
+            file.flush()
             checksums = []
             for record in _with_reports(_records(layers, sources), size):
                 checksums.append(zlib.crc32(record))
@@ -224,9 +242,12 @@ def _write(
 
 
 def _remove_drafts(path: Path) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove drafts of processes that were killed: nobody has locked them."""
     for draft in path.parent.glob(f".{path.name}.*"):
-        draft.unlink(missing_ok=True)
+        if _is_ours(draft):
+            with suppress(OSError), draft.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                draft.unlink()
 
 
 def _records(
