@@ -29,7 +29,8 @@ class Timed(WrappedNetwork):
         self.passes = []
 
     def __call__(self, inputs, cache):
-        context = max((int(getattr(layer, "offset", 0)) for layer in cache), default=0)
+        offsets = (getattr(layer, "offset", 0) for layer in cache)
+        context = max((int(mx.array(offset).max().item()) for offset in offsets), default=0)
         seconds = inputs.size * (0.01 + 0.0001 * context)
         self._clock[0] += seconds
         self.passes.append((inputs.size, seconds))
