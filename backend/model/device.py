@@ -71,6 +71,7 @@ class Device:
         widen_experts: Casts all weights to float32 if experts need it, and tells whether they do;
             part of `prepare`.
         log_sum_exp: Logarithm [..., 1] of the sums of e to the power of numbers [..., N].
+        sort: Sorts the rows of numbers [..., N], the smallest first; may compute them at once.
         attend: Attention over keys that are one array, called as MLX's function; from so many
             scores on, see `attend_from`: of fewer, MLX's function is the faster.
         attend_from: In numbers of scores, which are the queries times the positions.
@@ -86,6 +87,7 @@ class Device:
     widen_experts: Callable[[Network], bool] = _leave_experts
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp
+    sort: Callable[[mx.array], mx.array] = mx.sort
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads

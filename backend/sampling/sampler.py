@@ -9,10 +9,11 @@ Flood 2014) serves as a hash, so a request draws the same tokens alone, in a bat
 pause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -333,6 +334,10 @@ def _hashed(seed: int, position: int) -> int:
     return word ^ (word >> 31)
 
 
+Sort: TypeAlias = Callable[[mx.array], mx.array]
+"""Sorts the rows of an array [R, V], the smallest first."""
+
+
 class _Rows:
     """Parameters of rows, as columns [R, 1]."""
 
@@ -368,8 +373,9 @@ class _Rows:
 class _DrawFromAll(_Rows):
     """Draws a token for each of some rows without top-k."""
 
-    def __init__(self, params: Sequence[SamplingParams]) -> None:
+    def __init__(self, params: Sequence[SamplingParams], sort: Sort) -> None:
         super().__init__(params)
+        self._sort = sort
         cut = [row for row, p in enumerate(params) if p.top_p < 1.0]
         self._cut = mx.array(cut) if cut else None
         self._top_p = _column([params[row].top_p for row in cut])
@@ -395,7 +401,7 @@ class _DrawFromAll(_Rows):
 
     def _lowest_kept(self, x: mx.array) -> mx.array:
         """Return the smallest logit [R, 1] of x [R, V] kept by top-p."""
-        best = -mx.sort(-x, axis=-1)
+        best = -self._sort(-x)
         last = mx.full((len(x), 1), x.shape[-1] - 1)
         kept = _before_top_p(best, self._top_p, last)
         count = mx.maximum(kept.sum(axis=-1, keepdims=True), 1)
@@ -465,19 +471,24 @@ class Sampler:
     """Draws one token per row; rebuilt whenever the rows change. Belongs to the main thread.
 
     A row's draw does not depend on the other rows.
+
+    Attributes:
+        sorts: Whether a draw sorts logits.
     """
 
-    def __init__(self, params: Sequence[SamplingParams], vocab_size: int) -> None:
+    def __init__(
+        self, params: Sequence[SamplingParams], vocab_size: int, sort: Sort = mx.sort
+    ) -> None:
         drawing = [row for row, p in enumerate(params) if not p.is_greedy]
         best = [row for row in drawing if 0 < params[row].top_k < vocab_size]
-        groups: list[tuple[list[int], type[_DrawFromAll] | type[_DrawFromBest]]] = [
-            (best, _DrawFromBest),
-            ([row for row in drawing if row not in best], _DrawFromAll),
-        ]
+        others = [row for row in drawing if row not in best]
         self._count = len(params)
-        self._draws: list[tuple[list[int], _DrawFromAll | _DrawFromBest]] = [
-            (rows, kind([params[row] for row in rows])) for rows, kind in groups if rows
-        ]
+        self._draws: list[tuple[list[int], _DrawFromAll | _DrawFromBest]] = []
+        if best:
+            self._draws.append((best, _DrawFromBest([params[row] for row in best])))
+        if others:
+            self._draws.append((others, _DrawFromAll([params[row] for row in others], sort)))
+        self.sorts = any(params[row].top_p < 1.0 for row in others)
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Return token ids [B] for logits [B, V] (float32) after penalties and masks.

@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 from mlx import nn
 
+from backend.core.request import SamplingParams
 from backend.cpu import products
 from backend.cpu.install import install
 from backend.model.device import Device
+from backend.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.mlx
 
@@ -102,3 +105,25 @@ class SwitchLinear(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = mx.zeros((2, 4, 4), mx.bfloat16)
+
+
+LOGITS = {
+    "any": mx.random.normal((4, 5000), key=mx.random.key(1)) * 3,
+    "ties": mx.round(mx.random.normal((4, 5000), key=mx.random.key(2))),
+    "flat": mx.zeros((4, 5000)),
+    "zeros of both signs": mx.array([[0.0, -0.0] * 2500] * 4),
+    "masked": mx.array([[1.0, -float("inf"), 0.5, 0.25] * 1250] * 4),
+    "one left": mx.array([[-float("inf")] * 4999 + [2.0]] * 4),
+}
+
+
+@pytest.mark.parametrize("logits", LOGITS.values(), ids=LOGITS)
+def test_tokens_drawn_with_the_sort_of_a_cpu_are_those_drawn_with_mlxs(logits):
+    install(device := Device(), mx.Device(mx.cpu))
+    tops = (0.1, 0.5, 0.95, 0.999)
+    params = [SamplingParams(temperature=0.8, top_p=top_p, seed=7) for top_p in tops]
+    params[1] = replace(params[1], min_p=0.05)
+    samplers = [Sampler(params, logits.shape[1], sort) for sort in (mx.sort, device.sort)]
+    for position in range(8):
+        plain, own = (sampler.draw(logits, [position] * 4).tolist() for sampler in samplers)
+        assert plain == own

@@ -171,7 +171,12 @@ def taken(row: Row, token_id: int, logprobs: StepLogprobs | None) -> RowStep:
 
 
 class Draws:
-    """The chain of each row of a batch; created again whenever the rows change."""
+    """The chain of each row of a batch; created again whenever the rows change.
+
+    Attributes:
+        has_grammars: Whether a row has one: its mask follows from the token before.
+        is_lazy: Whether a draw waits for nothing, neither for that token nor for logits.
+    """
 
     def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
         self._rows = rows
@@ -184,7 +189,8 @@ class Draws:
         self.has_grammars = bool(self._masks)
         histories = [History(row.params.sampling, row.token_ids, row.fed) for row in rows]
         self._adjuster = LogitsAdjuster(histories, vocab_size)
-        self._plain = Sampler(self._params, vocab_size)
+        self._plain = Sampler(self._params, vocab_size, DEVICE.sort)
+        self.is_lazy = not (self.has_grammars or (self._plain.sorts and DEVICE.blocks_dispatch))
         self._latest: tuple[Sequence[int], Sampler] | None = None
 
     def draw(self, logits: mx.array, inputs: mx.array) -> Drawn:
@@ -225,7 +231,7 @@ class Draws:
     def _sampler(self, counts: Sequence[int]) -> Sampler:
         """Return the sampler of a pass by the tokens of each row; the latest is kept."""
         if self._latest is None or self._latest[0] != counts:
-            sampler = Sampler(_repeated(self._params, counts), self._vocab_size)
+            sampler = Sampler(_repeated(self._params, counts), self._vocab_size, DEVICE.sort)
             self._latest = counts, sampler
         return self._latest[1]
 
@@ -336,16 +342,15 @@ class Batch:
             yield from self._verify(self.drafting, drafts)
         else:
             logits = self._forward(inputs, before)
-            if self._draws.has_grammars:
-                # A mask needs the previous token, the forward pass does not: the host reads that
-                # token and computes the masks during the pass.
+            if self._draws.is_lazy:
+                flight = self._flight = self._drawn(inputs, logits)
+                yield ()
+            else:
+                # The host reads the token before, and computes masks, during the pass.
                 yield ()
                 mx.async_eval(logits)
                 yield _landed(before)
                 flight = self._flight = self._drawn(inputs, logits)
-            else:
-                flight = self._flight = self._drawn(inputs, logits)
-                yield ()
             mx.async_eval(*flight.drawn.arrays)
             yield _landed(before)
             if self.drafting is not None:
