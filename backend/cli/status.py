@@ -182,7 +182,25 @@ def _machine(machine: pb.MachineReport) -> RenderableType:
     claimed = sum(backend.held_bytes + backend.budget_bytes for backend in machine.backends)
     for backend in machine.backends:
         rows.add_row(*_shares(backend))
-    return Group(f"{decimal(claimed)} of {decimal(machine.usable_bytes)} claimed", rows)
+    head = f"{decimal(claimed)} of {decimal(machine.usable_bytes)} claimed"
+    return Group(head, rows, *map(Text, _budget(machine)))
+
+
+def _budget(machine: pb.MachineReport) -> Iterator[str]:
+    """Yield the line that says why this backend's budget is smaller than the machine's memory."""
+    own = next((backend for backend in machine.backends if backend.is_own), None)
+    if own is None or not own.budget_bytes:
+        return
+    others = [backend for backend in machine.backends if not backend.is_own]
+    theirs = sum(backend.held_bytes + backend.budget_bytes for backend in others)
+    free = machine.usable_bytes - own.held_bytes - theirs - own.budget_bytes
+    parts = [f"{decimal(own.held_bytes)} held here"]
+    if others:
+        parts.append(f"{decimal(theirs)} of {len(others)} other{'s'[: len(others) > 1]}")
+    if free > 0:
+        parts.append(f"{decimal(free)} kept free")
+    whole = decimal(machine.usable_bytes)
+    yield f"{whole} less {', '.join(parts)}: {decimal(own.budget_bytes)} for KV here"
 
 
 def _shares(backend: pb.BackendReport) -> Iterator[RenderableType]:

@@ -77,6 +77,16 @@ def test_the_machine_is_shown_where_backends_share_it(script):
     start = lines.index("machine 14.0 MB of 20.0 MB claimed")
     assert lines[start + 1] == "a (this one) 4.0 MB held 1.0 MB of 3.0 MB KV wants 500.0 kB"
     assert lines[start + 2] == "b (7) 4.0 MB held 2.0 MB of 3.0 MB KV"
+    whole = "20.0 MB less 4.0 MB held here, 7.0 MB of 1 other, 6.0 MB kept free"
+    assert lines[start + 3] == f"{whole}: 3.0 MB for KV here"
+
+
+def test_a_backend_that_is_alone_is_told_what_is_kept_free(script):
+    report = script.report()
+    own = pb.BackendReport(is_own=True, held_bytes=4_000_000, budget_bytes=15_000_000)
+    report.machine.CopyFrom(pb.MachineReport(usable_bytes=20_000_000, backends=[own]))
+    whole = "20.0 MB less 4.0 MB held here, 1.0 MB kept free: 15.0 MB for KV here"
+    assert whole in frame(report)
 
 
 def test_the_prompt_cache_tells_its_room_and_its_use(script):
