@@ -196,7 +196,7 @@ def _budget(machine: pb.MachineReport) -> Iterator[str]:
     free = machine.usable_bytes - own.held_bytes - theirs - own.budget_bytes
     parts = [f"{decimal(own.held_bytes)} held here"]
     if others:
-        parts.append(f"{decimal(theirs)} of {len(others)} other{'s'[: len(others) > 1]}")
+        parts.append(f"{decimal(theirs)} of {len(others)} other{'' if len(others) == 1 else 's'}")
     if free > 0:
         parts.append(f"{decimal(free)} kept free")
     whole = decimal(machine.usable_bytes)

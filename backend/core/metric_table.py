@@ -91,16 +91,18 @@ METRICS = {
     ),
     "experts.hits": Metric(
         kind=_COUNTER,
-        help="Those that were in memory",
+        help="Experts on disk that were in memory when a pass needed them",
         words="experts found in memory",
         share_of="experts.used",
     ),
-    "experts.misses": Metric(kind=_COUNTER, help="Those that had to be read"),
-    "experts.read_bytes": Metric(kind=_COUNTER, help="Bytes of experts read"),
+    "experts.misses": Metric(kind=_COUNTER, help="Experts that had to be read from disk"),
+    "experts.read_bytes": Metric(kind=_COUNTER, help="Bytes of experts read from disk"),
     "experts.read_s": Metric(
-        kind=_COUNTER, help="Seconds that passes waited for that", exported="experts_read_seconds"
+        kind=_COUNTER,
+        help="Seconds that passes waited for experts from disk",
+        exported="experts_read_seconds",
     ),
-    "experts.bytes": Metric(kind=_GAUGE, help="Bytes of experts in memory"),
+    "experts.bytes": Metric(kind=_GAUGE, help="Bytes in memory of experts on disk"),
     "turn_s": Metric(
         kind=_GAUGE, help="Seconds in the engine's present turn", exported="turn_seconds"
     ),

@@ -79,7 +79,6 @@ class Device:
             `None` if there is no choice.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
         pass_limit_s: The longest pass that the system tolerates, in seconds.
-        max_arrays: How many arrays may exist, however small; `None` is any number.
     """
 
     prepare: Prepare = _leave
@@ -93,12 +92,11 @@ class Device:
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     blocks_dispatch: bool = False
     pass_limit_s: float = math.inf
-    max_arrays: int | None = None
 
     def take_limits(self, info: Mapping[str, Any]) -> None:
         """Take over the limits of a device from MLX's facts of it: Metal alone names any."""
-        if limit := info.get("resource_limit"):
-            self.pass_limit_s, self.max_arrays = METAL_PASS_S, int(limit)
+        if "resource_limit" in info:
+            self.pass_limit_s = METAL_PASS_S
 
 
 DEVICE = Device()

@@ -62,23 +62,12 @@ class Experts:
         self._pending: list[mx.array] = []
         self._latest: tuple[mx.array, Numbers] | None = None
 
-    @property
-    def total_bytes(self) -> int:
-        """The size of all experts in the store."""
-        return sum(layer.count * layer.record_bytes for layer in self.layers)
-
     def _in_memory(self, layer: ExpertLayer) -> int:
         """Return the size of one expert of a layer in memory."""
         return sum(
             2 * layer.sizes[name] if self._is_wide and dtype in _HALVES else layer.sizes[name]
             for name, (dtype, _) in layer.types.items()
         )
-
-    @property
-    def token_bytes(self) -> int:
-        """The size of the experts that one token needs, once a lazy token has passed."""
-        pairs = zip(self._modules, self.layers, strict=True)
-        return sum(module.per_token * layer.record_bytes for module, layer in pairs)
 
     @property
     def metrics(self) -> Values:
@@ -261,15 +250,10 @@ class _Shell:
 
 
 class ExpertLinear(nn.Module):  # type: ignore[misc]
-    """A linear layer of all experts, in the place of upstream's.
-
-    Attributes:
-        per_token: Experts that a token uses; 0 until a lazy token has passed.
-    """
+    """A linear layer of all experts, in the place of upstream's."""
 
     def __init__(self, experts: Experts, number: int, shell: _Shell) -> None:
         super().__init__()
-        self.per_token = 0
         self._experts, self._number, self._shell = experts, number, shell
 
     @property
@@ -295,7 +279,6 @@ class ExpertLinear(nn.Module):  # type: ignore[misc]
     ) -> mx.array:
         """Return the products [..., experts per token, 1, outputs]; see upstream's layer."""
         if self._shell.lazy:
-            self.per_token = self.per_token or indices.size
             return self._shell(self._shell.lazy, x, indices, is_sorted=sorted_indices)
         chosen = self._experts.chosen(indices)
         lead = np.broadcast_shapes(x.shape[:-2], chosen.shape)
