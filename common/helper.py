@@ -1,6 +1,7 @@
 """A child process for what might never end: it takes jobs from a socket, and can be killed.
 
-An ended process raises `ProcessEndedError`, and one that is late `TooLateError`.
+An ended process raises `ProcessEndedError`, and one that is late `TooLateError`. A `HelperPool`
+keeps some of them: few jobs wait for a start.
 """
 
 import select
@@ -9,11 +10,13 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from common.process import tied
-from common.rpc import require_caller
+from common.rpc import AbandonedError, require_caller
 
 LENGTH = struct.Struct("<Q")
 # A new process spends a second or more on imports.
@@ -176,3 +179,111 @@ class HelperProcess:
                 raise TooLateError
             if poll.poll(min(left, POLL_S) * 1000):
                 return
+
+
+_ProcessT = TypeVar("_ProcessT", bound=HelperProcess)
+_AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
+
+
+class Conversation(Protocol[_AnswerT_co]):
+    """One job of a process.
+
+    Attributes:
+        owed: How many answers are still to come; a process that owes none takes another job.
+    """
+
+    owed: int
+
+    def held(self) -> _AnswerT_co:
+        """Send the job, and return the answer."""
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the answers that nobody wants any more, until a time."""
+
+
+class HelperPool(Generic[_ProcessT]):
+    """A few processes, started on demand; used from any thread.
+
+    Attributes:
+        idle: Those without a job.
+    """
+
+    def __init__(self, count: int, *, grace_s: float, retries_ended: bool = False) -> None:
+        """Start with no process.
+
+        Args:
+            count: Maximum number of processes with a job.
+            grace_s: How long a process may finish a job whose caller has gone, rather than be
+                started anew.
+            retries_ended: Whether a job gets a fresh process after any end, for which other jobs
+                may be the reason, and not only if somebody else killed the process.
+        """
+        self.idle: list[_ProcessT] = []
+        self._grace_s = grace_s
+        self._retries_ended = retries_ended
+        self._room = threading.Semaphore(count)
+
+    def run(
+        self,
+        start: Callable[[], _ProcessT],
+        begin: Callable[[_ProcessT], Conversation[_AnswerT_co]],
+    ) -> _AnswerT_co:
+        """Return the answer to a job.
+
+        Args:
+            start: Starts a process.
+            begin: Prepares the conversation of the job with a process.
+
+        Raises:
+            TooLateError: The limit was exceeded.
+            ProcessEndedError: The process ended, and possibly a fresh one too.
+            AbandonedError: The caller has gone.
+        """
+        while not self._room.acquire(timeout=POLL_S):
+            require_caller()
+        try:
+            return self._attempt(self._idle_one() or start(), begin)
+        except ProcessEndedError as error:
+            if not (error.was_killed or self._retries_ended):
+                raise
+            return self._attempt(start(), begin)
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """Kill the idle processes."""
+        kill_all(self.idle)
+
+    def _attempt(
+        self, process: _ProcessT, begin: Callable[[_ProcessT], Conversation[_AnswerT_co]]
+    ) -> _AnswerT_co:
+        talk, is_lost = begin(process), False
+        try:
+            return talk.held()
+        except AbandonedError:
+            talk.finish(time.monotonic() + self._grace_s)
+            raise
+        except (TooLateError, ProcessEndedError):
+            is_lost = True
+            raise
+        finally:
+            if is_lost or talk.owed:
+                process.kill()
+            else:
+                self.idle.append(process)
+
+    def _idle_one(self) -> _ProcessT | None:
+        while True:
+            try:
+                process = self.idle.pop()
+            except IndexError:
+                return None
+            if process.is_alive:
+                return process
+            process.kill()
+
+
+def kill_all(processes: list[_ProcessT]) -> None:
+    """Kill processes, and empty their list."""
+    while processes:
+        processes.pop().kill()

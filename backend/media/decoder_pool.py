@@ -2,7 +2,6 @@
 
 import atexit
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never
@@ -16,21 +15,20 @@ from backend.media.container import needed
 from backend.media.decode import Decoded, DecodedAudio, DecodedImage, DecodedVideo
 from backend.media.decoding_process import Head, Job, Pictures, Refusal, Sound
 from common.helper import (
-    POLL_S,
+    HelperPool,
     HelperProcess,
     ProcessEndedError,
     TooLateError,
     no_reader_required,
     start_python,
 )
-from common.rpc import AbandonedError, require_caller
+from common.rpc import require_caller
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
-# How long a process may finish a medium whose caller has gone, rather than be started anew.
 _GRACE_S = 1.0
 MAX_ANSWER_BYTES = 2**24
 _KILLED = "the process that decodes media was killed twice: try again"
@@ -58,8 +56,8 @@ class DecoderProcesses:
             start: Starts one.
         """
         self._start = start
-        self._idle: list[HelperProcess] = []
-        self._room = threading.Semaphore(count)
+        self._pool: HelperPool[HelperProcess] = HelperPool(count, grace_s=_GRACE_S)
+        self.close = self._pool.close
 
     def decode(self, medium: Medium, *, sampling_rate: int) -> Decoded:
         """Decode a medium, as `backend.media.decode.decode` does.
@@ -72,86 +70,37 @@ class DecoderProcesses:
             AbandonedError: The caller has gone.
         """
         job = Job(medium.kind, medium.field, medium.payload, sampling_rate)
-        while not self._room.acquire(timeout=POLL_S):
-            require_caller()
         try:
-            return self._answer(job)
+            return self._pool.run(self._start, lambda process: _Decoding(process, job))
         except TooLateError as error:
             raise _too_much(medium.field) from error
         except ProcessEndedError as error:
             if error.was_killed:
                 raise HelperLostError(_KILLED) from error
             raise _too_much(medium.field) from error
-        finally:
-            self._room.release()
-
-    def close(self) -> None:
-        """Kill the idle processes."""
-        while self._idle:
-            self._idle.pop().kill()
-
-    def _answer(self, job: Job) -> Decoded:
-        try:
-            return self._attempt(self._idle_or_new(), job)
-        except ProcessEndedError as error:
-            if not error.was_killed:
-                raise
-            return self._attempt(self._start(), job)
-
-    def _attempt(self, process: HelperProcess, job: Job) -> Decoded:
-        talk = _Conversation(process)
-        try:
-            decoded = talk.held(job)
-        except AbandonedError:
-            talk.finish(time.monotonic() + _GRACE_S)
-            self._keep_or_kill(talk)
-            raise
-        except (InvalidRequestError, UnsupportedError):
-            self._keep_or_kill(talk)
-            raise
-        except BaseException:
-            process.kill()
-            raise
-        self._keep_or_kill(talk)
-        return decoded
-
-    def _keep_or_kill(self, talk: "_Conversation") -> None:
-        if talk.owed:
-            talk.process.kill()
-        else:
-            self._idle.append(talk.process)
-
-    def _idle_or_new(self) -> HelperProcess:
-        while True:
-            try:
-                process = self._idle.pop()
-            except IndexError:
-                return self._start()
-            if process.is_alive:
-                return process
-            process.kill()
 
 
-class _Conversation:
-    """One job of a process: the answers that are still to come, the first of which is its head."""
+class _Decoding:
+    """The conversation about a medium; the first answer is its head."""
 
-    def __init__(self, process: HelperProcess) -> None:
+    def __init__(self, process: HelperProcess, job: Job) -> None:
         self.process = process
         self.owed = 0
+        self._job = job
         self._deadline = time.monotonic() + _WAIT_S
         self._head: Head | None = None
 
-    def held(self, job: Job) -> Decoded:
+    def held(self) -> Decoded:
         """Send the job; return what it decodes to."""
         self.process.await_start()
         require_caller()
         self.owed = 1
-        self.process.send(msgspec.msgpack.encode(job), self._deadline)
+        self.process.send(msgspec.msgpack.encode(self._job), self._deadline)
         match head := self._next_head():
             case Refusal(field, problem):
                 raise InvalidRequestError(field, problem) if field else UnsupportedError(problem)
             case Sound():
-                return self._sound(head, job.sampling_rate)
+                return self._sound(head)
             case Pictures():
                 return self._pictures(head)
             case _:
@@ -180,11 +129,13 @@ class _Conversation:
         self.owed -= 1
         return data
 
-    def _sound(self, head: Sound, sampling_rate: int) -> DecodedAudio:
+    def _sound(self, head: Sound) -> DecodedAudio:
         import numpy as np
 
         samples = b"".join([self._next() for _ in range(head.answers)])
-        return DecodedAudio(np.frombuffer(samples, np.float32), sampling_rate, head.digest)
+        return DecodedAudio(
+            np.frombuffer(samples, np.float32), self._job.sampling_rate, head.digest
+        )
 
     def _pictures(self, head: Pictures) -> DecodedImage | DecodedVideo:
         if not head.times_s:

@@ -7,10 +7,10 @@ call that cannot be left, and whose time may grow with the square of its length.
 import logging
 import pickle
 import subprocess
-import threading
 import time
 import weakref
 from array import array
+from contextlib import suppress
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -26,20 +26,19 @@ from backend.model.text.isolated.encoding import (
 )
 from backend.model.text.reading import Reading, columns
 from common.helper import (
-    POLL_S,
+    HelperPool,
     HelperProcess,
     ProcessEndedError,
     TooLateError,
+    kill_all,
     no_reader_required,
     start_python,
 )
-from common.rpc import AbandonedError, require_caller
 
 log = logging.getLogger(__name__)
 
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
-# How long a process may finish a text whose caller has gone, rather than be started anew.
 _GRACE_S = 1.0
 _MAX_ANSWER_BYTES = 2**30
 _KILLED = "the process that tokenises long texts was killed twice: try again"
@@ -64,9 +63,9 @@ class LongTexts:
         self._seconds = seconds
         self._tokenizer = tokenizer
         self._path = path
-        self._turn = threading.Lock()
-        self.idle: list[HelperProcess] = []
-        weakref.finalize(self, _kill, self.idle)
+        self._pool: HelperPool[HelperProcess] = HelperPool(1, grace_s=_GRACE_S)
+        self.idle = self._pool.idle
+        weakref.finalize(self, kill_all, self.idle)
 
     def columns(self, reading: Reading, text: str, second: str = "") -> list[list[int]]:
         """Return what the tokenizer finds, as `backend.model.text.reading.columns` does.
@@ -79,61 +78,19 @@ class LongTexts:
         is_guarded = reading is Reading.PLAIN and GUARD in text
         job = LongText(text, self._seconds, reading, second, is_guarded)
         data = pickle.dumps(job)
-        while not self._turn.acquire(timeout=POLL_S):
-            require_caller()
         try:
-            return _columns_of(self._answer(data), reading)
+            answer = self._pool.run(self._new, lambda process: _Reading(process, data))
         except TooLateError as error:
             raise self._too_long() from error
         except ProcessEndedError as error:
             if error.was_killed:
                 raise HelperLostError(_KILLED) from error
             raise self._too_long() from error
-        finally:
-            self._turn.release()
-
-    def _answer(self, data: bytes) -> bytes:
-        try:
-            return self._attempt(self._idle_or_new(), data)
-        except ProcessEndedError as error:
-            if not error.was_killed:
-                raise
-            return self._attempt(self._new(), data)
-
-    def _attempt(self, process: HelperProcess, data: bytes) -> bytes:
-        deadline = time.monotonic() + _WAIT_S
-        try:
-            process.send(data, deadline)
-            answer = process.receive(deadline)
-        except AbandonedError:
-            self._leave(process)
-            raise
-        except BaseException:
-            process.kill()
-            raise
-        self.idle.append(process)
-        return answer
+        return _columns_of(answer, reading)
 
     def _too_long(self) -> InvalidRequestError:
         problem = f"takes more than {self._seconds} s or too much memory to tokenise"
         return InvalidRequestError("Prompt", problem)
-
-    def _leave(self, process: HelperProcess) -> None:
-        """Let a process finish a text that nobody wants any more, or kill it."""
-        try:
-            process.receive(time.monotonic() + _GRACE_S, no_reader_required)
-        except (TooLateError, ProcessEndedError):
-            process.kill()
-        else:
-            self.idle.append(process)
-
-    def _idle_or_new(self) -> HelperProcess:
-        while self.idle:
-            process = self.idle.pop()
-            if process.is_alive:
-                return process
-            process.kill()
-        return self._new()
 
     def _new(self) -> HelperProcess:
         """Start a process, and give it the tokenizer."""
@@ -171,6 +128,30 @@ class LongTexts:
         return _columns_of(process.receive(deadline), Reading.PLAIN) == own
 
 
+class _Reading:
+    """The conversation about a text."""
+
+    def __init__(self, process: HelperProcess, data: bytes) -> None:
+        self._process = process
+        self._data = data
+        self.owed = 0
+
+    def held(self) -> bytes:
+        """Send the text; return the answer."""
+        deadline = time.monotonic() + _WAIT_S
+        self.owed = 1
+        self._process.send(self._data, deadline)
+        answer = self._process.receive(deadline)
+        self.owed = 0
+        return answer
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the answer that nobody wants any more, until a time."""
+        with suppress(TooLateError, ProcessEndedError):
+            self._process.receive(deadline, no_reader_required)
+            self.owed = 0
+
+
 def _columns_of(answer: bytes, reading: Reading) -> list[list[int]]:
     if answer[:1] != NUMBERS:
         raise InvalidRequestError("Prompt", answer[1:].decode())
@@ -178,8 +159,3 @@ def _columns_of(answer: bytes, reading: Reading) -> list[list[int]]:
     numbers.frombytes(answer[1:])
     rows = len(numbers) // reading.count
     return [numbers[start * rows : (start + 1) * rows].tolist() for start in range(reading.count)]
-
-
-def _kill(processes: list[HelperProcess]) -> None:
-    while processes:
-        processes.pop().kill()

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
@@ -24,14 +25,14 @@ from backend.model.text.renderer import Options
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.tool_forms import with_written_tools
 from common.helper import (
-    POLL_S,
+    HelperPool,
     HelperProcess,
     ProcessEndedError,
     TooLateError,
     no_reader_required,
     start_python,
 )
-from common.rpc import AbandonedError, require_caller
+from common.rpc import require_caller
 
 _KILLED = "the process that renders chat templates was killed twice: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
@@ -77,9 +78,13 @@ class TemplateProcesses:
         Args:
             count: Maximum number of processes.
         """
-        self.idle: list[TemplateProcess] = []
+        # What earlier templates have left may be the reason for an end.
+        self._pool: HelperPool[TemplateProcess] = HelperPool(
+            count, grace_s=GRACE_S, retries_ended=True
+        )
+        self.idle = self._pool.idle
+        self.close = self._pool.close
         self._has_started = False
-        self._room = threading.Semaphore(count)
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -88,13 +93,6 @@ class TemplateProcesses:
             if not self._has_started:
                 self._has_started = True
                 self.idle.append(TemplateProcess())
-
-    def close(self) -> None:
-        """Kill the idle processes."""
-        with self._lock:
-            idle, self.idle = self.idle, []
-        for process in idle:
-            process.kill()
 
     def run(self, job: Job, seconds: float) -> tuple[Any, Any]:
         """Return the answer to a job, and the answer to its branches, which may be empty.
@@ -107,63 +105,32 @@ class TemplateProcesses:
             ProcessEndedError: The process ended, and then a fresh one.
             AbandonedError: The caller has gone.
         """
-        data = pickle.dumps(job)
-        while not self._room.acquire(timeout=POLL_S):
-            require_caller()
-        try:
-            try:
-                return self._attempt(_Conversation(self._idle_or_new(), job), data, seconds)
-            except ProcessEndedError:
-                # It may have been ended because of another job, or by somebody else.
-                return self._attempt(_Conversation(TemplateProcess(), job), data, seconds)
-        finally:
-            self._room.release()
-
-    def _attempt(self, talk: "_Conversation", data: bytes, seconds: float) -> tuple[Any, Any]:
-        try:
-            answer, branches = talk.held(data, seconds)
-        except AbandonedError:
-            is_whole = talk.is_finished(time.monotonic() + GRACE_S)
-            self._keep_or_kill(talk.process, is_whole=is_whole)
-            raise
-        except BaseException:
-            talk.process.kill()
-            raise
-        self._keep_or_kill(talk.process, is_whole=not talk.owed)
-        return answer, branches
-
-    def _keep_or_kill(self, process: TemplateProcess, *, is_whole: bool) -> None:
-        if not is_whole:
-            process.kill()
-            return
-        with self._lock:
-            self.idle.append(process)
-
-    def _idle_or_new(self) -> TemplateProcess:
-        with self._lock:
-            while self.idle:
-                process = self.idle.pop()
-                if process.is_alive:
-                    return process
-                process.kill()
-        return TemplateProcess()
+        data, has_branches = pickle.dumps(job), bool(job.branches)
+        return self._pool.run(
+            TemplateProcess,
+            lambda process: _Rendering(process, data, seconds, has_branches=has_branches),
+        )
 
 
-class _Conversation:
-    """One job of a process: what was sent, and how many answers are still to come."""
+class _Rendering:
+    """The conversation about a prompt and its branches."""
 
-    def __init__(self, process: TemplateProcess, job: Job) -> None:
+    def __init__(
+        self, process: TemplateProcess, data: bytes, seconds: float, *, has_branches: bool
+    ) -> None:
         self.process = process
-        self._answers = 2 if job.branches else 1
+        self._data = data
+        self._seconds = seconds
+        self._answers = 2 if has_branches else 1
         self.owed = 0
 
-    def held(self, data: bytes, seconds: float) -> tuple[Any, Any]:
+    def held(self) -> tuple[Any, Any]:
         """Send the job; return its answer and that to its branches, which may be empty."""
         self.process.await_start()
         require_caller()
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self._seconds
         self.owed = self._answers
-        self.process.send(data, deadline)
+        self.process.send(self._data, deadline)
         answer = self.process.answer(deadline)
         self._note(answer)
         if not self.owed:
@@ -178,14 +145,11 @@ class _Conversation:
         self._note(branches)
         return answer, branches
 
-    def is_finished(self, deadline: float) -> bool:
-        """Wait for the answers that nobody wants any more; tell whether all have come."""
-        try:
+    def finish(self, deadline: float) -> None:
+        """Wait for the answers that nobody wants any more, until a time."""
+        with suppress(TooLateError, ProcessEndedError):
             while self.owed:
                 self._note(self.process.answer(deadline, no_reader_required))
-        except (TooLateError, ProcessEndedError):
-            return False
-        return True
 
     def _note(self, answer: dict[str, Any] | str) -> None:
         """Count an answer; a refusal is the only one."""
