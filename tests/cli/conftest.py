@@ -219,6 +219,11 @@ async def _serve(backend: ScriptedBackend, ready: Future[str], stop: asyncio.Eve
     ready.set_result(f"127.0.0.1:{port}")
     await stop.wait()
     await server.stop(grace=0)
+    # A task that is destroyed with its loop reports it on stderr, in a later test.
+    if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in rest:
+            task.cancel()
+        await asyncio.wait(rest, timeout=TIMEOUT_S)
 
 
 @pytest.fixture
