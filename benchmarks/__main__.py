@@ -13,6 +13,7 @@ import click
 from benchmarks.agents import tables as agents
 from benchmarks.cases import (
     decode_speed,
+    gpu,
     load,
     prefill,
     ragged,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "ragged": ragged.measure,
     "quantised": decode_speed.measure_quantised,
     "real": real.measure,
+    "gpu": gpu.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,
@@ -66,7 +68,7 @@ def main(
     *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]
 ) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""
-    given = {"real", "load"} if directories else {"real"}
+    given = {"real", "load", "gpu"} if directories else {"real", "gpu"}
     if set(only or BENCHMARKS) - given:
         ensure_built()
     before = machine()  # its load before ours

@@ -1,5 +1,6 @@
 """The benchmark of published models: other servers by HTTP, and models that are not there."""
 
+import asyncio
 import json
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from benchmarks.cases import real
+from benchmarks.cases import gpu, real
 from benchmarks.harness.figure import Settings
 from benchmarks.harness.models import PublishedModel
 from benchmarks.harness.other_servers import OtherServer, OtherServerError
@@ -67,3 +68,9 @@ async def test_a_model_that_is_not_there_is_skipped_aloud(monkeypatch, capsys):
     monkeypatch.setattr(real, "SMOLLM2", missing)
     assert await real.measure(Settings(runs=1, is_quick=True)) == []
     assert "Some model: SKIPPED, run `make real-models` first" in capsys.readouterr().err
+
+
+def test_a_gpu_is_measured_only_where_one_is_found(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "gpu_name", lambda: "")
+    assert asyncio.run(gpu.measure(Settings(runs=1, is_quick=True))) == []
+    assert "SKIPPED" in capsys.readouterr().err

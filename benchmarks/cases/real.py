@@ -1,20 +1,18 @@
 """A published model through the socket, next to raw mlx-lm, mlx-lm's server and llama.cpp."""
 
-import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from statistics import median
 
 from benchmarks.harness.baseline import Baseline, environment_of
+from benchmarks.harness.contenders import Run, figures_of, in_thread, ratio_of, run_in_turn, say
 from benchmarks.harness.figure import Figure, Settings, Target, at_least
 from benchmarks.harness.models import REAL, SMOLLM2, SMOLLM2_4BIT, SMOLLM2_FLOAT32, PublishedModel
 from benchmarks.harness.other_servers import llama_cpp_server, mlx_lm_server
 from benchmarks.harness.served import Served, served
-from benchmarks.harness.workload import Sampling, Speed, Workload
+from benchmarks.harness.workload import Sampling, Workload
 from common.process import usable_cores
 from scripts.real_models.packages import PackageMissingError, llama_cpp_python
 
@@ -31,9 +29,6 @@ TOPICS = ("a bridge", "two foxes", "a baker", "the sea", "a train", "an old map"
 LINES = "\n".join(f"{n}. A story of {topic}, {n * 70} words" for n, topic in enumerate(TOPICS[:4]))
 STORY = "{}. Write a long story about {}."
 COPY = f"{{}}. Repeat this list, and nothing else, for {{}}:\n{LINES}"
-
-Run = Callable[[Workload], Awaitable[Speed]]
-"""Generates a workload with one of those that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ async def measure(settings: Settings) -> list[Figure]:
                 if model is SMOLLM2:
                     figures += await _first_tokens(settings, model, runs, server)
         else:
-            _say(f"{model.name}: SKIPPED, run `make real-models` first")
+            say(f"{model.name}: SKIPPED, run `make real-models` first")
     return figures
 
 
@@ -93,27 +88,23 @@ async def _contenders(model: PublishedModel) -> AsyncIterator[tuple[dict[str, Ru
         threads = raw.threads
         upstream = mlx_lm_server(model.directory, environment, threads)
         wide = stack.enter_context(Baseline(SMOLLM2_FLOAT32, environment))
-        _say(f"threads: {threads} for {RAW}, {wide.threads} for {RAW_FLOAT32}")
+        say(f"threads: {threads} for {RAW}, {wide.threads} for {RAW_FLOAT32}")
         others = {RAW: raw.run, RAW_FLOAT32: wide.run}
         others |= {UPSTREAM: stack.enter_context(upstream).run}
         try:
             llama_cpp = llama_cpp_server(llama_cpp_python(REAL), model.file, usable_cores())
             others[LLAMA_CPP] = stack.enter_context(llama_cpp).run
         except PackageMissingError as error:
-            _say(f"{LLAMA_CPP}: SKIPPED, its wheel cannot be had here: {error}")
+            say(f"{LLAMA_CPP}: SKIPPED, its wheel cannot be had here: {error}")
         runs: dict[str, Run] = {OURS: ours.run, WITHOUT_DRAFTS: without.run}
-        yield runs | {name: _in_thread(run) for name, run in others.items()}, ours
-
-
-def _in_thread(run: Callable[[Workload], Speed]) -> Run:
-    return lambda workload: asyncio.to_thread(run, workload)
+        yield runs | {name: in_thread(run) for name, run in others.items()}, ours
 
 
 async def _speeds(
     settings: Settings, model: PublishedModel, runs: Mapping[str, Run]
 ) -> list[Figure]:
     numbers = count(1)
-    warm = await _in_turn(runs, _workload(replace(TASKS[0], new_tokens=4), numbers))
+    warm = await run_in_turn(runs, _workload(replace(TASKS[0], new_tokens=4), numbers))
     slow = [name for name, speed in warm.items() if speed.whole < LEAST_SPEED]
     figures = []
     for task in TASKS:
@@ -121,7 +112,7 @@ async def _speeds(
         left_out = list(dict.fromkeys((*task.left_out, *skipped)))
         measured = {name: run for name, run in runs.items() if name not in left_out}
         if left_out:
-            _say(f"{task.name}: without {', '.join(left_out)}")
+            say(f"{task.name}: without {', '.join(left_out)}")
         samples: dict[str, list[float]] = {name: [] for name in measured}
         new_tokens = QUICK_TOKENS if settings.is_quick else task.new_tokens
         started = time.monotonic()
@@ -129,20 +120,11 @@ async def _speeds(
             if samples[OURS] and time.monotonic() - started > TASK_S:
                 break
             workload = _workload(replace(task, new_tokens=new_tokens), numbers)
-            for name, speed in (await _in_turn(measured, workload)).items():
+            for name, speed in (await run_in_turn(measured, workload)).items():
                 samples[name].append(speed.whole)
-        figures += _figures(f"{model.name}, {task.name}", "tokens/s", samples)
+        figures += figures_of(f"{model.name}, {task.name}", "tokens/s", samples)
         figures += _ratios(f"{model.name}, {task.name}", task.others, samples)
     return figures
-
-
-async def _in_turn(runs: Mapping[str, Run], workload: Workload) -> dict[str, Speed]:
-    speeds = {}
-    for name, run in runs.items():
-        speeds[name] = await run(workload)
-        rows = len(workload.prompts)
-        _say(f"{name}: {rows} x {workload.new_tokens} at {speeds[name].whole:.1f} tokens/s")
-    return speeds
 
 
 def _workload(task: Task, numbers: Iterator[int]) -> Workload:
@@ -164,15 +146,9 @@ async def _first_tokens(
         for samples in (new, stored):
             for name, own in samples.items():
                 own.append((await runs[name](workload)).first_s)
-                _say(f"{name}: first token after {own[-1]:.1f} s")
+                say(f"{name}: first token after {own[-1]:.1f} s")
     name = f"{model.name}, first token of a prompt of {PROMPT_TOKENS:,}"
-    return [*_figures(name, "s", new), *_figures(f"{name}, stored", "s", stored)]
-
-
-def _figures(name: str, unit: str, samples: Mapping[str, Sequence[float]]) -> list[Figure]:
-    return [
-        Figure(name=f"{name}: {who}", unit=unit, samples=tuple(own)) for who, own in samples.items()
-    ]
+    return [*figures_of(name, "s", new), *figures_of(f"{name}, stored", "s", stored)]
 
 
 def _ratios(
@@ -180,18 +156,8 @@ def _ratios(
 ) -> list[Figure]:
     """Compare our speeds with those of others, run by run."""
     return [
-        Figure(
-            name=f"{name}: {ours} / {other}",
-            unit="x",
-            samples=tuple(a / b for a, b in zip(samples[ours], samples[other], strict=True)),
-            target=target,
-            context={"tokens/s": median(samples[ours]), f"{other}": median(samples[other])},
-        )
+        ratio_of(name, ours, other, target, samples)
         for ours in (OURS, WITHOUT_DRAFTS)
         for other, target in targets.items()
         if other in samples
     ]
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

@@ -3,6 +3,7 @@
 import datetime
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,12 +30,22 @@ def revision() -> str:
     return asked.stdout.strip()
 
 
+def gpu_name() -> str:
+    """Return the name of a GPU of NVIDIA; empty without one."""
+    if not shutil.which("nvidia-smi"):
+        return ""
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    asked = subprocess.run(words, capture_output=True, text=True, check=False)
+    return asked.stdout.strip() if asked.returncode == 0 else ""
+
+
 def machine() -> dict[str, str]:
     """Return the properties of this machine that affect figures."""
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": f"{os.cpu_count()} cores",
+        **({"gpu": gpu} if (gpu := gpu_name()) else {}),
         "load": f"load {load()}",
         "revision": revision(),
         "python": f"Python {platform.python_version()}",

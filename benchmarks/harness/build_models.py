@@ -1,19 +1,27 @@
-"""Builds missing models: `python -m benchmarks.harness.build_models`."""
+"""Builds models by their names: `python -m benchmarks.harness.build_models NAME...`."""
 
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.harness.models import ALL, BenchModel
+from mlx_lm import convert
+
+from benchmarks.harness.models import ALL, GPU, BenchModel, GpuModel
 from scripts.draft_pair import split_off
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.tiny_models import build, build_llama, build_mamba2
 
+BFLOAT16_BITS = 16
 SIZED = {"llama": build_llama, "mamba2": build_mamba2}
 
 
-def build_model(model: BenchModel) -> None:
+def build_model(model: BenchModel | GpuModel) -> None:
     """Write a model to its directory."""
+    if isinstance(model, GpuModel):
+        _build_for_gpu(model)
+        return
     if not model.shape:
         build(model.family, model.directory)
         return
@@ -62,7 +70,34 @@ def _build_with_eagle(model: BenchModel) -> None:
     part.rename(model.directory)
 
 
-def _empty(model: BenchModel) -> Path:
+def _build_for_gpu(model: GpuModel) -> None:
+    width = model.width
+    if model.bits < BFLOAT16_BITS:
+        wide = replace(model, bits=BFLOAT16_BITS)
+        if not wide.is_built:
+            _build_for_gpu(wide)
+        part = _empty(model)
+        convert(str(wide.directory), str(part), quantize=True, q_bits=model.bits)
+        part.rename(model.directory)
+        return
+    build(
+        "llama",
+        model.directory,
+        dtype="bfloat16",
+        hidden_size=width.hidden,
+        num_hidden_layers=width.layers,
+        intermediate_size=width.intermediate,
+        num_attention_heads=width.heads[0],
+        num_key_value_heads=width.heads[1],
+        head_dim=width.hidden // width.heads[0],
+        vocab_size=width.vocab,
+        tie_word_embeddings=width.is_tied,
+        rope_theta=500_000.0,
+        max_position_embeddings=131_072,
+    )
+
+
+def _empty(model: BenchModel | GpuModel) -> Path:
     """Return a directory to build a model in, without what an earlier attempt left."""
     part = model.directory.with_suffix(".part")
     for directory in (part, part.with_suffix(".draft")):
@@ -78,5 +113,6 @@ SPECIAL = {
 
 
 if __name__ == "__main__":
-    for missing in (model for model in ALL if not model.is_built):
-        build_model(missing)
+    named = {model.name: model for model in (*ALL, *GPU)}
+    for name in sys.argv[1:]:
+        build_model(named[name])

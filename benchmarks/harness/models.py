@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,56 @@ EDITOR = BenchModel("60M, trained", "edit_model", (640, 12))
 """Rewrites code of its prompt and calls tools, with a draft model of three layers, 6M; to train it
 takes ten minutes, so it is trained when it is measured."""
 
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """The sizes of a llama, as its config.json has them.
+
+    Attributes:
+        heads: Of attention: those of queries, then those of keys and values.
+    """
+
+    hidden: int
+    layers: int
+    intermediate: int
+    heads: tuple[int, int]
+    is_tied: bool = False
+
+    vocab = 128_256
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A model of random weights, of a size that people run on a GPU.
+
+    Attributes:
+        bits: Of its weights: 16 are bfloat16, fewer are MLX's quantisation.
+    """
+
+    name: str
+    width: Width
+    bits: int = 16
+
+    @property
+    def directory(self) -> Path:
+        """Its directory, built or not."""
+        return CACHE / "gpu" / f"{self.width.hidden}-{self.width.layers}-{self.bits}"
+
+    @property
+    def is_built(self) -> bool:
+        """Whether it is built; its config is written last."""
+        return (self.directory / "config.json").exists()
+
+
+_1B = Width(2048, 16, 8192, (32, 8), is_tied=True)
+_8B = Width(4096, 32, 14_336, (32, 8))
+GPU = (
+    GpuModel("Llama 1B, bf16", _1B),
+    GpuModel("Llama 8B, bf16", _8B),
+    GpuModel("Llama 8B, 4 bits", _8B, bits=4),
+)
+"""Of the widths of Llama 3. A GPU writes them in seconds."""
+
 TINY = {
     family: BenchModel(family, family)
     for family in (
@@ -135,10 +186,10 @@ ALL = (
 )
 
 
-def ensure_built() -> None:
+def ensure_built(models: Sequence[BenchModel | GpuModel] = ALL) -> None:
     """Build missing models in a separate process, because this one imports no MLX."""
-    if not all(model.is_built for model in ALL):
-        command = [sys.executable, "-m", "benchmarks.harness.build_models"]
+    if missing := [model.name for model in models if not model.is_built]:
+        command = [sys.executable, "-m", "benchmarks.harness.build_models", *missing]
         subprocess.run(command, cwd=ROOT, check=True)
 
 
