@@ -4,6 +4,7 @@
 necessary to give the host's user the expected result.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from backend.core.prompt import Message, Tool
 from backend.model.checkpoint.config_file import DRAFTING, asks_for_several
 from backend.pb import backend_pb2 as pb
 
+SCHEMA_KEY = "json_schema"
+_JSON = json.JSONDecoder()
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
 _TOOL_RESULT = re.compile(r"^\[Tool Result for (?P<call_id>[^\]\n]+)\]: ?", re.MULTILINE)
 
@@ -54,7 +57,8 @@ def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Turn tool results that arrive as user text back into tool messages.
 
     The host's Anthropic endpoint sends a result as a user message `[Tool Result for <id>]: <text>`.
-    Only an id called in the previous turn counts; any other text stays the user's.
+    Only an id called in the previous turn counts; any other text stays the user's. The host glues a
+    text after a result to it, without a separator: after JSON, it is the user's again.
     """
     restored: list[Message] = []
     names: dict[str, str] = {}
@@ -68,6 +72,16 @@ def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             restored.append(message)
     return tuple(restored)
+
+
+def ruling_text(request: pb.PredictOptions) -> str:
+    """Return the rule of a reply, unchanged: a whole schema goes before a grammar.
+
+    The host makes its own grammar of a `response_format`, without `$defs`, `maxItems` and
+    `pattern`. A schema in the metadata arrives whole, whether there is a `response_format` or not.
+    """
+    texts = (request.Metadata.get(SCHEMA_KEY, ""), request.Grammar)
+    return next((text for text in texts if text.strip()), "")
 
 
 def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
@@ -136,12 +150,23 @@ def _results_in(message: Message, names: dict[str, str]) -> Iterator[Message]:
     stops = [*(mark.start() for mark in marks[1:]), len(message.content)]
     for mark, stop in zip(marks, stops, strict=True):
         text = message.content[mark.end() : stop]
-        yield Message(
-            role="tool",
-            content=text if stop == len(message.content) else text.removesuffix("\n"),
-            name=names[mark["call_id"]],
-            tool_call_id=mark["call_id"],
-        )
+        is_last = stop == len(message.content)
+        result, glued = _parted(text) if is_last else (text.removesuffix("\n"), "")
+        call_id = mark["call_id"]
+        yield Message(role="tool", content=result, name=names[call_id], tool_call_id=call_id)
+        if glued:
+            yield replace(message, content=glued)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Return a result and the text glued to it: a letter right after JSON shows the seam."""
+    if not text.startswith(("{", "[")):
+        return text, ""
+    try:
+        _, stop = _JSON.raw_decode(text)
+    except (ValueError, RecursionError):
+        return text, ""
+    return (text[:stop], text[stop:]) if text[stop : stop + 1].isalpha() else (text, "")
 
 
 def _calls(grammar: str, name: str) -> bool:

@@ -71,6 +71,41 @@ def test_an_id_counts_for_the_turn_after_its_call_only():
     assert restored(answer, later) == (answer, later)
 
 
+@pytest.mark.parametrize("rain", ['{"sky": ["rain"]}', '["rain", 3]'])
+def test_a_text_that_is_glued_to_a_result_in_json_is_the_users_again(rain):
+    assert restored(user(f"[Tool Result for toolu_1]: {rain}Go on.")) == (
+        result("toolu_1", "get_weather", rain),
+        user("Go on."),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rainGo on.",
+        '{"sky": "rain"}',
+        '{"sky": "rain"}\n{"sky": "sun"}',
+        '{"sky": "rain"} tomorrow',
+        "[1]: the first source",
+        '{"sky": rain}Go on.',
+        "[" * 100_000,
+    ],
+    ids=["words", "json", "lines", "spaced", "footnote", "broken", "deep"],
+)
+def test_a_result_without_a_visible_seam_stays_whole(text):
+    expected = result("toolu_1", "get_weather", text)
+    assert restored(user(f"[Tool Result for toolu_1]: {text}")) == (expected,)
+
+
+def test_a_whole_schema_in_the_metadata_goes_before_the_grammar_that_the_host_makes():
+    schema = '{"type": "array", "items": {"type": "string", "pattern": "^a"}, "maxItems": 2}'
+    request = pb.PredictOptions(Prompt="hi", Grammar='root ::= "[" [a-z]* "]"')
+    request.Metadata["json_schema"] = schema
+    assert generation_call(request, ModelOptions(model="m")).grammar == schema
+    request.Metadata["json_schema"] = " "
+    assert generation_call(request, ModelOptions(model="m")).grammar == request.Grammar
+
+
 def function_grammar(name):
     """The grammar that the host writes for one function without parameters."""
     return (

@@ -33,7 +33,7 @@ from backend.core.request import (
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.host_rules import obeyed_grammar, restore_tool_results
+from backend.rpc.host_rules import obeyed_grammar, restore_tool_results, ruling_text
 from backend.rpc.parsing.checks import (
     json_type,
     parse_json,
@@ -131,7 +131,6 @@ def _bias(key: str, value: object) -> float:
     return float(value)
 
 
-SCHEMA_KEY = "json_schema"
 SCOPE_KEY = "cache_scope"
 PUBLIC_KEY = "cache_public"
 PUBLIC_SYSTEM = "system"
@@ -166,7 +165,7 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         template_options=template_options(request.Metadata, tuning.requests),
         stop_strings=_stop_strings(request.StopPrompts),
         ignore_eos=request.IgnoreEOS,
-        grammar=obeyed_grammar(_grammar(request), use.tools if is_chat else ()),
+        grammar=obeyed_grammar(ruling_text(request), use.tools if is_chat else ()),
         parallel_tool_calls=use.is_parallel,
         constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
         thinking_budget=thinking_budget(request.Metadata, tuning.requests),
@@ -217,12 +216,6 @@ def _request_id(correlation_id: str) -> str:
         return unique
     require_printable("CorrelationId", correlation_id, MAX_REQUEST_ID_CHARS)
     return f"{correlation_id}-{unique}"
-
-
-def _grammar(request: pb.PredictOptions) -> str:
-    """Return the text unchanged, so that errors name its lines and columns."""
-    texts = (request.Grammar, request.Metadata.get(SCHEMA_KEY, ""))
-    return next((text for text in texts if text.strip()), "")
 
 
 def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:
