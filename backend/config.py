@@ -59,6 +59,8 @@ MAX_ENCODE_CPU_S = 20
 MAX_ENCODE_MEMORY_BYTES = 4 * 2**30
 # Of the memory for KV caches, unless `max_cache_bytes` is set.
 PROMPT_CACHE_MEMORY_SHARE = 0.25
+# Of the arrays that a device can hold besides the weights: rows and passes hold others.
+PROMPT_CACHE_ARRAY_SHARE = 0.5
 # Of the device's memory, unless the host sets it.
 MEMORY_UTILIZATION = 0.9
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and

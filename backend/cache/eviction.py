@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol, TypeAlias
 
-from backend.cache.kv import Segment
+from backend.cache.kv import Segment, Size
 from backend.cache.radix import Match, Node, RadixTree, TokenKey
 from backend.core.prompt import Place
 
@@ -179,35 +179,41 @@ class Taken:
 class Worth:
     """The worth of nodes and of their parts, in expected tokens per byte."""
 
-    def __init__(self, forecast: Forecast, thinning: Thinning | None) -> None:
+    def __init__(
+        self, forecast: Forecast, thinning: Thinning | None, bytes_per_array: float = 0.0
+    ) -> None:
         """Combine the two sources of worth.
 
         Args:
             thinning: Thins nodes, if they can be thinned.
+            bytes_per_array: The bytes that are as scarce as one array.
         """
         self.forecast = forecast
         self._thinning = thinning
-        self._spare: dict[SegmentNode, tuple[Segment, int]] = {}
+        self._bytes_per_array = bytes_per_array
+        self._spare: dict[SegmentNode, tuple[Segment, Size]] = {}
 
     def of_leaf(self, leaf: SegmentNode) -> float:
         """Return the worth of a leaf as a whole."""
         gain = self.restorable(leaf) - self.restorable(leaf.parent)
-        return self.forecast.resumption(leaf) * _per_byte(gain, self._bytes_for(leaf))
+        return self.forecast.resumption(leaf) * self._per_byte(gain, self._size_for(leaf))
 
-    def _bytes_for(self, leaf: SegmentNode) -> int:
-        """Return the bytes of a leaf, and of its ancestors that no request needs without it."""
-        nbytes, node = leaf.value.nbytes, leaf.parent
+    def _size_for(self, leaf: SegmentNode) -> Size:
+        """Return the size of a leaf, and of its ancestors that no request needs without it."""
+        size, node = leaf.value.size, leaf.parent
         while node is not None and len(node.children) == 1 and not self._is_whole(node):
-            nbytes += node.value.nbytes
+            size += node.value.size
             node = node.parent
-        return nbytes
+        return size
 
-    def of_newcomer(
-        self, key: TokenKey, found: Match[Segment], likely: float, nbytes: int
-    ) -> float:
+    def _per_byte(self, tokens: int, size: Size) -> float:
+        """Return tokens per byte: divided first, so equal for nodes of one kind and any length."""
+        return tokens / max(size.nbytes, size.arrays * self._bytes_per_array, 1)
+
+    def of_newcomer(self, key: TokenKey, found: Match[Segment], likely: float, size: Size) -> float:
         """Return the worth of a segment before it is stored."""
         gain = len(key) - self._restorable_of(found)
-        return likely * _per_byte(gain, nbytes)
+        return likely * self._per_byte(gain, size)
 
     def _restorable_of(self, found: Match[Segment]) -> int:
         """Return the number of restorable tokens of a match, which may end inside a node."""
@@ -218,9 +224,9 @@ class Worth:
             return self.restorable(last.parent)
         return min(self.restorable(last), found.length)
 
-    def of_refill(self, node: SegmentNode, nbytes: int) -> float:
-        """Return the worth of the `nbytes` that a node lacks to be restorable."""
-        return self._demand(node) * _per_byte(node.end - self.restorable(node), nbytes)
+    def of_refill(self, node: SegmentNode, size: Size) -> float:
+        """Return the worth of the parts that a node lacks to be restorable."""
+        return self._demand(node) * self._per_byte(node.end - self.restorable(node), size)
 
     @property
     def reach_tokens(self) -> int:
@@ -236,16 +242,18 @@ class Worth:
 
     def of_spare(self, node: SegmentNode) -> float | None:
         """Return the worth of the parts that an inner node gives up next; `None` if it has none."""
-        spare = self.spare_bytes(node)
-        if not spare:
+        spare = self._spare_of(node)
+        if not spare.nbytes:
             return None
         if self.tokens_inside(node):
             # A request that branches off inside recomputes half of these tokens on average, which
             # take their share of the bytes.
-            return self._demand(node) * _per_byte(len(node.label), 2 * spare)
+            return self._demand(node) * self._per_byte(len(node.label), spare) / 2
         base = self.restorable(node.parent)
         dependents = self._dependents(node)
-        return sum(self._demand(each) * _per_byte(each.end - base, spare) for each in dependents)
+        return sum(
+            self._demand(each) * self._per_byte(each.end - base, spare) for each in dependents
+        )
 
     def tokens_inside(self, node: SegmentNode) -> int:
         """Return the number of tokens with windows that only a cut inside the node needs."""
@@ -254,21 +262,21 @@ class Worth:
             return 0
         return max(len(node.label) - thinning.reach_tokens, 0)
 
-    def spare_bytes(self, node: SegmentNode) -> int:
-        """Return the bytes of the parts that a node can give up."""
+    def _spare_of(self, node: SegmentNode) -> Size:
+        """Return the size of the parts that a node can give up."""
         if self._thinning is None:
-            return 0
+            return Size()
         known = self._spare.get(node)
         if known is None or known[0] is not node.value:
-            spare = node.value.nbytes - self._thinning.thin(node.value).nbytes
+            spare = node.value.size - self._thinning.thin(node.value).size
             known = self._spare[node] = (node.value, spare)
         return known[1]
 
-    def least_bytes(self, ends: set[SegmentNode]) -> int:
-        """Return the bytes of paths after they give up all that they can."""
+    def least_size(self, ends: set[SegmentNode]) -> Size:
+        """Return the size of paths after they give up all that they can."""
         nodes = path_nodes(ends)
-        spare = sum(self.spare_bytes(node) for node in nodes - ends)
-        return sum(node.value.nbytes for node in nodes) - spare
+        spare = sum((self._spare_of(node) for node in nodes - ends), Size())
+        return path_size(nodes) - spare
 
     def of_subtrees(self, tree: RadixTree[Segment]) -> dict[SegmentNode, float]:
         """Return the worth of each node, which stays as long as any node below it."""
@@ -321,9 +329,9 @@ def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
     return {node for end in ends for node in end.lineage()}
 
 
-def path_bytes(ends: Iterable[SegmentNode]) -> int:
-    """Return the bytes of nodes and their ancestors, shared ones once."""
-    return sum(node.value.nbytes for node in path_nodes(ends))
+def path_size(ends: Iterable[SegmentNode]) -> Size:
+    """Return the size of nodes and their ancestors, shared ones once."""
+    return sum((node.value.size for node in path_nodes(ends)), Size())
 
 
 def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
@@ -333,11 +341,6 @@ def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:
         for node in end.lineage():
             counted[node] = max(counted.get(node, 0), min(stop, node.end) - node.start)
     return sum(counted.values())
-
-
-def _per_byte(tokens: int, nbytes: int) -> float:
-    """Return tokens per byte: divided first, so equal for nodes of one kind and any length."""
-    return tokens / max(nbytes, 1)
 
 
 def _windows_reach(node: SegmentNode, tokens: int) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import mlx.core as mx
 
@@ -16,6 +16,30 @@ from backend.cache.radix import TokenKey
 Arrays: TypeAlias = tuple[mx.array, ...]
 
 MAX_NODE_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What arrays take of a device: it limits their bytes, and Metal their number too."""
+
+    nbytes: int = 0
+    arrays: float = 0
+
+    @classmethod
+    def of(cls, arrays: Iterable[mx.array]) -> Self:
+        """Return the size of arrays."""
+        sizes = [array.nbytes for array in arrays]
+        return cls(sum(sizes), len(sizes))
+
+    def __add__(self, other: "Size") -> "Size":
+        return Size(self.nbytes + other.nbytes, self.arrays + other.arrays)
+
+    def __sub__(self, other: "Size") -> "Size":
+        return Size(self.nbytes - other.nbytes, self.arrays - other.arrays)
+
+    def fits(self, limit: "Size") -> bool:
+        """Tell whether neither number is above a limit."""
+        return self.nbytes <= limit.nbytes and self.arrays <= limit.arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +56,9 @@ class Block:
     has_windows: bool = True
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; evaluates none."""
-        return sum(array.nbytes for arrays in self.layers for array in arrays)
+    def size(self) -> Size:
+        """Of all arrays; evaluates none."""
+        return Size.of(array for arrays in self.layers for array in arrays)
 
     def split(self, at: int) -> tuple["Block", "Block"]:
         """Return the first `at` tokens and the others, as separate arrays."""
@@ -76,9 +100,9 @@ class Snapshot:
         return tuple(a for state in self.states for a in state.arrays if a is not None)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; evaluates none."""
-        return sum(array.nbytes for array in self.arrays)
+    def size(self) -> Size:
+        """Of all arrays; evaluates none."""
+        return Size.of(self.arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +118,18 @@ class Segment:
         return sum(block.tokens for block in self.blocks)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; evaluates none."""
-        own = self.snapshot.nbytes if self.snapshot else 0
-        return own + sum(block.nbytes for block in self.blocks)
+    def size(self) -> Size:
+        """Of all arrays; evaluates none."""
+        own = self.snapshot.size if self.snapshot else Size()
+        return sum((block.size for block in self.blocks), own)
+
+    def cut_arrays(self, at: int) -> float:
+        """Return by how many arrays a split after `at` tokens adds to their number."""
+        for block in self.blocks:
+            if 0 < at < block.tokens:
+                return block.size.arrays
+            at -= block.tokens
+        return 0
 
     def split(self, at: int) -> tuple["Segment", "Segment"]:
         """Return the first `at` tokens and the others; the snapshot stays at the end."""

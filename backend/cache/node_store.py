@@ -1,4 +1,4 @@
-"""Stores, thins and evicts the nodes of a prompt cache within a budget of bytes.
+"""Stores, thins and evicts the nodes of a prompt cache within a budget of bytes and arrays.
 
 It knows requests only by name, as owners of paths.
 """
@@ -16,10 +16,10 @@ from backend.cache.eviction import (
     Taken,
     Thinning,
     Worth,
-    path_bytes,
+    path_size,
     path_tokens,
 )
-from backend.cache.kv import LooseNode, Refill, Segment, Snapshot
+from backend.cache.kv import LooseNode, Refill, Segment, Size, Snapshot
 from backend.cache.radix import Divisible, Match, Node, RadixTree, TokenKey
 from backend.core.prompt import Place
 
@@ -112,7 +112,7 @@ class NodeStore:
 
     Attributes:
         tree: The owner may read it; changed only here.
-        bytes: Total size of all nodes; at most `budget_bytes`.
+        size: Of all nodes; within the budget, but for arrays cut while all paths are held.
         held: By owner, the deepest node of a path that must not be evicted.
         used: By owner, the deepest node of a path that is used in place, and the number of its
             tokens in use: evicting it would free nothing.
@@ -121,24 +121,22 @@ class NodeStore:
         version: Counts insertions.
     """
 
-    def __init__(
-        self, budget_bytes: int, forecast: Forecast, thinning: Thinning | None = None
-    ) -> None:
+    def __init__(self, budget: Size, forecast: Forecast, thinning: Thinning | None = None) -> None:
         """Create an empty store.
 
         Args:
             thinning: Thins nodes before they are evicted; `None` if they cannot be thinned.
         """
         self.tree: RadixTree[Segment] = RadixTree()
-        self.budget_bytes = budget_bytes
-        self.bytes = 0
+        self.budget = budget
+        self.size = Size()
         self.held: dict[str, SegmentNode] = {}
         self.used: dict[str, tuple[SegmentNode, int]] = {}
         self.unsaved: UnsavedNodes[Segment] = UnsavedNodes()
         self.version = 0
         self.now = 0
         self.evictions = 0
-        self.worth = Worth(forecast, thinning)
+        self.worth = Worth(forecast, thinning, budget.nbytes / max(budget.arrays, 1))
         self._thinning = thinning
         self.pinned: OrderedDict[SegmentNode, None] = OrderedDict()
         self._used_ends: set[SegmentNode] = set()
@@ -170,8 +168,9 @@ class NodeStore:
         if found.length > start:
             segment = segment.after(found.length - start)
         likely = 1.0 if is_awaited else self.worth.forecast.newcomer(key, place)
-        worth = self.worth.of_newcomer(key, found, likely, segment.nbytes)
-        if not self.make_room(segment.nbytes, found.last, worth):
+        size = segment.size
+        worth = self.worth.of_newcomer(key, found, likely, size)
+        if not self.make_room(size + _cut_size(found), found.last, worth):
             return None
         found = self.tree.match(key)
         if found.length == len(key):
@@ -207,12 +206,12 @@ class NodeStore:
         """Restore the windows of a node and its ancestors from a position on, if there is room."""
         if not self.worth.lacks_windows(node):
             return
-        nbytes = _refill_bytes(_refilled(node, first, refill))
-        if not self.make_room(nbytes, node, self.worth.of_refill(node, nbytes)):
+        size = _refill_size(_refilled(node, first, refill))
+        if not self.make_room(size, node, self.worth.of_refill(node, size)):
             return
         # Making room may have thinned nodes of the path.
         values = _refilled(node, first, refill)
-        if self.bytes + _refill_bytes(values) <= self.budget_bytes:
+        if (self.size + _refill_size(values)).fits(self.budget):
             self.fill(values)
 
     def used_tokens(self, key: TokenKey) -> int:
@@ -221,43 +220,53 @@ class NodeStore:
         return path_tokens([*self.used.values(), *((node, found.length) for node in found.nodes)])
 
     def pin(self, key: TokenKey) -> None:
-        """Evict a prefix after everything else; no effect unless all of it is stored."""
+        """Evict a prefix after everything else; no effect unless all of it is stored.
+
+        Nor if its end has to be cut from a node, and there is no room for the arrays of both.
+        """
         found = self.tree.match(key)
         if found.last is None or found.length < len(key):
             return
-        node = self._ending_at(found)
+        if not self.make_room(_cut_size(found), found.last, math.inf):
+            return
+        node = self._ending_at(self.tree.match(key))
         self.tree.pin(node)
         self.pinned[node] = None
         self.pinned.move_to_end(node)
-        most = MAX_PINNED_SHARE * self.budget_bytes
-        while len(self.pinned) > 1 and path_bytes(self.pinned) > most:
+        share = MAX_PINNED_SHARE
+        most = Size(int(share * self.budget.nbytes), share * self.budget.arrays)
+        while len(self.pinned) > 1 and not path_size(self.pinned).fits(most):
             oldest, _ = self.pinned.popitem(last=False)
             self.tree.unpin(oldest)
 
     def resize(self, budget_bytes: int) -> None:
-        """Set the budget, and evict the excess.
+        """Set the budget of bytes, and evict the excess.
 
         As a last resort, held paths are evicted too: nothing is copied from them any more, but
         their continuations cannot be stored. Paths in use stay.
         """
-        self.budget_bytes = budget_bytes
-        if self.bytes <= budget_bytes or self._evict_down_to(budget_bytes, set(self.held.values())):
-            return
-        self.held.clear()
-        self._evict_down_to(budget_bytes, set())
+        self.budget = Size(budget_bytes, self.budget.arrays)
+        self.shrink()
+        if self.size.nbytes > budget_bytes:
+            self.held.clear()
+            self.shrink()
 
-    def make_room(self, needed: int, path_end: SegmentNode | None, worth: float) -> bool:
-        """Give up parts worth less until `needed` bytes fit; if they cannot, change nothing."""
-        if self.bytes + needed <= self.budget_bytes:
+    def shrink(self) -> None:
+        """Evict the excess, but no held path: nodes that were divided have more arrays."""
+        if not self.size.fits(self.budget):
+            self._evict_down_to(self.budget, set(self.held.values()))
+
+    def make_room(self, needed: Size, path_end: SegmentNode | None, worth: float) -> bool:
+        """Give up parts worth less until so much fits; if it cannot, change nothing."""
+        if (self.size + needed).fits(self.budget):
             return True
         held = {*self.held.values(), *filter(None, (path_end,))}
-        room = self.budget_bytes - needed
-        return self.worth.least_bytes(held) <= room and self._evict_down_to(room, held, worth)
+        room = self.budget - needed
+        return self.worth.least_size(held).fits(room) and self._evict_down_to(room, held, worth)
 
     def fill(self, values: dict[SegmentNode, Segment]) -> None:
         """Give nodes larger values of the same tokens; there must be room."""
         for node, value in values.items():
-            self.bytes += value.nbytes - node.value.nbytes
             self._replace(node, value)
             self._divided.append(value)
         self.version += 1
@@ -281,8 +290,8 @@ class NodeStore:
         """Raise AssertionError unless bytes, tokens and names of nodes are right."""
         self.tree.check()
         nodes = list(self.tree.walk())
-        if self.bytes != sum(node.value.nbytes for node in nodes):
-            raise AssertionError("bytes are miscounted")
+        if self.size != path_size(nodes):
+            raise AssertionError("bytes or arrays are miscounted")
         if any(node.value.tokens != len(node.label) for node in nodes):
             raise AssertionError("a node holds other tokens than its own")
         used = [end for end, _ in self.used.values()]
@@ -290,7 +299,9 @@ class NodeStore:
             raise AssertionError("a node that is held, used, pinned or unsaved has been evicted")
         if any(not node.start <= self.unsaved.start(node) <= node.end for node in self.unsaved):
             raise AssertionError("a node lacks on disk what it does not hold")
-        if self.bytes > max(self.budget_bytes, path_bytes(used)):
+        most_bytes = max(self.budget.nbytes, path_size(used).nbytes)
+        most_arrays = max(self.budget.arrays, path_size([*used, *self.held.values()]).arrays)
+        if not self.size.fits(Size(most_bytes, most_arrays)):
             raise AssertionError("more is stored than may be")
 
     def _add(self, key: TokenKey, found: Match[Segment], segment: Segment) -> SegmentNode:
@@ -300,7 +311,7 @@ class NodeStore:
         self.touch(node)
         # It may be cut from a longer one.
         self._divided.append(segment)
-        self.bytes += segment.nbytes
+        self.size += segment.size
         self.version += 1
         return node
 
@@ -309,7 +320,6 @@ class NodeStore:
         node = self._ending_at(found)
         if snapshot is not None and node.value.snapshot is None:
             self._replace(node, Segment(node.value.blocks, snapshot))
-            self.bytes += snapshot.nbytes
             self.version += 1
         self.touch(node)
         return node
@@ -322,9 +332,9 @@ class NodeStore:
         return self._split(node, found.length - node.start)
 
     def _evict_down_to(
-        self, nbytes: int, held: set[SegmentNode], worth: float | None = None
+        self, room: Size, held: set[SegmentNode], worth: float | None = None
     ) -> bool:
-        """Give up leaves, snapshots and windows until at most `nbytes` are left, if possible.
+        """Give up leaves, snapshots and windows until the rest fits into `room`, if possible.
 
         Args:
             worth: Parts worth more stay too, and if they exceed the limit everything stays;
@@ -334,8 +344,8 @@ class NodeStore:
         is_enough = False
         self._used_ends = {end for end, _ in self.used.values()}
         try:
-            self._take(taken, nbytes, held, math.inf if worth is None else worth)
-            is_enough = self.bytes <= nbytes
+            self._take(taken, room, held, math.inf if worth is None else worth)
+            is_enough = self.size.fits(room)
         finally:
             self._put_back(taken, undone=worth is not None and not is_enough)
         for leaf in list(taken.leaves) if is_enough or worth is None else ():
@@ -343,7 +353,7 @@ class NodeStore:
             self._evict(leaf, held, taken.leaves)
         return is_enough
 
-    def _take(self, taken: Taken, nbytes: int, held: set[SegmentNode], worth: float) -> None:
+    def _take(self, taken: Taken, room: Size, held: set[SegmentNode], worth: float) -> None:
         """Set leaves aside and thin nodes, the least worth first.
 
         Of equal worth, the least recently used goes first. A worth may rise while other parts go,
@@ -356,7 +366,7 @@ class NodeStore:
             if (value := self._worth(node, held)) is not None
         ]
         heapify(queue)
-        while self.bytes > nbytes and queue:
+        while queue and not self.size.fits(room):
             is_last, value, place, _, node = heappop(queue)
             now = None if node in taken.leaves else self._worth(node, held)
             if now is None:
@@ -366,7 +376,7 @@ class NodeStore:
             elif value > worth:
                 return
             elif self._stays(node):
-                self._thin(node, taken)
+                self._thin(node, taken, needs_bytes=self.size.nbytes > room.nbytes)
                 if (left := self._worth(node, held)) is not None:
                     heappush(queue, (is_last, left, place, next(numbers), node))
             elif (parent := self._set_aside(node, taken)) is not None:
@@ -383,22 +393,24 @@ class NodeStore:
         """Tell whether a node can give up only its spare parts."""
         return bool(node.children) or node in self._used_ends
 
-    def _thin(self, node: SegmentNode, taken: Taken) -> None:
-        """Give up a node's windows except the last; if only that is left, its spare parts."""
+    def _thin(self, node: SegmentNode, taken: Taken, *, needs_bytes: bool) -> None:
+        """Give up a node's windows except the last; if only that is left, its spare parts.
+
+        Args:
+            needs_bytes: Whether bytes are short; if arrays are, no node is divided for its windows.
+        """
         if self._thinning is None:
             return
-        if inside := self.worth.tokens_inside(node):
+        if needs_bytes and (inside := self.worth.tokens_inside(node)):
             node = self._split(node, inside)
-        thinned = self._thinning.thin(node.value)
         taken.values.append((node, node.value))
-        self.bytes -= node.value.nbytes - thinned.nbytes
-        self._replace(node, thinned)
+        self._replace(node, self._thinning.thin(node.value))
 
     def _set_aside(self, leaf: SegmentNode, taken: Taken) -> SegmentNode | None:
         """Set a leaf aside, and return its parent if that is now a leaf."""
         self.tree.set_aside(leaf)
         taken.leaves[leaf] = None
-        self.bytes -= leaf.value.nbytes
+        self.size -= leaf.value.size
         parent = leaf.parent
         if parent is None or parent.children:
             return None
@@ -411,21 +423,28 @@ class NodeStore:
         """Put leaves back, to be evicted in order; if `undone`, restore all other parts too."""
         for leaf in taken.leaves:
             self.tree.put_back(leaf)
-            self.bytes += leaf.value.nbytes
+            self.size += leaf.value.size
         if not undone:
             return
         for node, value in reversed(taken.values):
-            self.bytes += value.nbytes - node.value.nbytes
             self._replace(node, value)
         for node, is_expected in reversed(taken.expected):
             node.is_expected = is_expected
 
     def _replace(self, node: SegmentNode, value: Segment) -> None:
+        """Give a node of the tree another value."""
+        self.size += value.size - node.value.size
         self.tree.replace(node, value)
         self.worth.forget(node)
 
+    def _empty(self, gone: SegmentNode) -> None:
+        """Drop the value of a node that has left the tree: a reference must not keep its arrays."""
+        self.tree.replace(gone, Segment(()))
+        self.worth.forget(gone)
+
     def _split(self, node: SegmentNode, at: int) -> SegmentNode:
         """Split off the first `at` tokens of a node as a new node, and return it."""
+        self.size += Size(0, node.value.cut_arrays(at))
         upper = self.tree.split_at(node, at)
         self.worth.forget(node)
         self._divided += [upper.value, node.value]
@@ -443,9 +462,8 @@ class NodeStore:
             [other] = (node for node in parent.children.values() if node is not leaf)
             is_joined = other not in others and self.unsaved.may_join(parent, other)
             kept.update(() if is_joined else [parent])
-        self.bytes -= self.tree.remove(leaf, skip=kept).nbytes
-        # A remaining reference to the node must not keep its arrays alive.
-        self._replace(leaf, Segment(()))
+        self.size -= self.tree.remove(leaf, skip=kept).size
+        self._empty(leaf)
         self.pinned.pop(leaf, None)
         self.unsaved.discard(leaf)
         self.evictions += 1
@@ -455,7 +473,7 @@ class NodeStore:
     def _note_join(self, upper: SegmentNode) -> None:
         """Record that a node has become a part of its only child."""
         self.unsaved.join(upper, self.tree.match(upper.key).nodes[-1])
-        self._replace(upper, Segment(()))
+        self._empty(upper)
 
 
 def _refilled(node: SegmentNode, first: int, refill: Refill) -> dict[SegmentNode, Segment]:
@@ -463,5 +481,11 @@ def _refilled(node: SegmentNode, first: int, refill: Refill) -> dict[SegmentNode
     return {above: above.value.refilled(above.start, first, refill) for above in path}
 
 
-def _refill_bytes(values: Mapping[SegmentNode, Segment]) -> int:
-    return sum(value.nbytes - node.value.nbytes for node, value in values.items())
+def _refill_size(values: Mapping[SegmentNode, Segment]) -> Size:
+    return sum((value.size - node.value.size for node, value in values.items()), Size())
+
+
+def _cut_size(found: Match[Segment]) -> Size:
+    """Return the additional size of a node that has to be divided where a match ends."""
+    last = found.last
+    return Size(0, last.value.cut_arrays(found.length - last.start)) if last else Size()

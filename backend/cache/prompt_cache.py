@@ -4,6 +4,7 @@ It belongs to the thread that created it and has no lock: other threads use it t
 queue of commands. A call from another thread raises.
 """
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -13,7 +14,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from backend.cache.eviction import Forecast, LearnedForecast, SegmentNode, Thinning, path_nodes
-from backend.cache.kv import LooseNode, Piece, Refill, Segment, evaluate
+from backend.cache.kv import LooseNode, Piece, Refill, Segment, Size, evaluate
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import BYTES_PER_TOKEN, Match, TokenKey
 from backend.core.metric_table import Counts, Values
@@ -87,8 +88,9 @@ class Books:
     def metrics(self, nodes: NodeStore) -> Values:
         """Return the counts, and the numbers of the nodes."""
         return self._counts.values | {
-            "prompt_cache.bytes": nodes.bytes,
-            "prompt_cache.budget_bytes": nodes.budget_bytes,
+            "prompt_cache.bytes": nodes.size.nbytes,
+            "prompt_cache.budget_bytes": nodes.budget.nbytes,
+            "prompt_cache.arrays": nodes.size.arrays,
             "prompt_cache.nodes": len(nodes.tree),
             "prompt_cache.tokens": nodes.tree.tokens,
             "prompt_cache.evictions": nodes.evictions,
@@ -251,7 +253,7 @@ def _own_facts(node: SegmentNode) -> dict[str, Any]:
     return {
         "start": node.start,
         "tokens": len(node.label),
-        "bytes": node.value.nbytes,
+        "bytes": node.value.size.nbytes,
         "place": Place.SYSTEM if node.is_pin else node.place,
         "hits": node.hits,
         "is_pinned": node.is_pinned,
@@ -312,6 +314,7 @@ class PromptCache:
         thinning: Thinning | None = None,
         on_evict: OnEvict | None = None,
         forecast: Forecast | None = None,
+        max_arrays: float = math.inf,
     ) -> None:
         """Create an empty cache.
 
@@ -319,6 +322,7 @@ class PromptCache:
             usable: Returns the length of the prefix that a path can restore, up to a limit.
             on_evict: Receives the evicted nodes that are not on disk.
             forecast: The likelihood of requests; `None` learns it from past ones.
+            max_arrays: The maximum number of arrays.
         """
         self._usable = usable
         self._on_evict = on_evict
@@ -331,7 +335,8 @@ class PromptCache:
         # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, tuple[SegmentNode, int]] = OrderedDict()
-        self.nodes = NodeStore(budget_bytes, forecast or self._learned, thinning)
+        budget = Size(budget_bytes, max_arrays)
+        self.nodes = NodeStore(budget, forecast or self._learned, thinning)
         self._books = Books()
 
     @property
@@ -418,6 +423,7 @@ class PromptCache:
             self._released[owner] = node, len(prompt)
             if len(self._released) > MAX_RELEASED:
                 self._released.popitem(last=False)
+        self._settle()
 
     def stored(self, key: TokenKey) -> int:
         """Return the number of first tokens of `key` that are stored."""
@@ -486,7 +492,7 @@ class PromptCache:
 
     def resize(self, budget_bytes: int) -> None:
         """Set the budget, and evict the excess at once."""
-        if budget_bytes == self.nodes.budget_bytes and self.nodes.bytes <= budget_bytes:
+        if budget_bytes == self.nodes.budget.nbytes and self.nodes.size.nbytes <= budget_bytes:
             return
         self._require_owner()
         self.nodes.resize(budget_bytes)
@@ -572,6 +578,7 @@ class PromptCache:
 
     def _settle(self) -> None:
         """Compute cut arrays, so that they keep no others alive, and pass evicted nodes on."""
+        self.nodes.shrink()
         divided, evicted = self.nodes.take_divided(), self.nodes.take_evicted()
         evaluate(divided)
         self._books.note_evicted(evicted)

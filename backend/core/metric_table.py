@@ -114,6 +114,7 @@ METRICS = {
     ),
     "prompt_cache.bytes": Metric(kind=_GAUGE, help="Bytes stored"),
     "prompt_cache.budget_bytes": Metric(kind=_GAUGE, help="Bytes at most"),
+    "prompt_cache.arrays": Metric(kind=_GAUGE, help="Arrays stored"),
     "prompt_cache.nodes": Metric(kind=_GAUGE, help="Nodes of the radix tree"),
     "prompt_cache.tokens": Metric(kind=_GAUGE, help="Tokens stored, shared ones once"),
     "prompt_cache.looked_up_tokens": Metric(kind=_COUNTER, help="Prompt tokens of all requests"),

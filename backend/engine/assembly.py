@@ -1,16 +1,19 @@
 """Loads a model, and assembles its loop."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
-from backend.cache.kv import Packing
+from backend.cache.kv import Packing, Size
 from backend.config import (
     MEDIA_MEMO_BYTES,
     PREPARED_MEDIA_BYTES,
+    PROMPT_CACHE_ARRAY_SHARE,
     PROMPT_CACHE_MEMORY_SHARE,
     ModelOptions,
     TuningOptions,
@@ -141,10 +144,12 @@ def assemble_loop(
     if plan.pass_seconds and (draft := load_draft(options, model, sample, make_room, notebook)):
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
     budget_bytes = _kv_budget_bytes(options, model, draft)
-    cache_bytes = prompt_cache_bytes(tuning, budget_bytes)
+    cache_size = Size(
+        prompt_cache_bytes(tuning, budget_bytes), prompt_cache_arrays(model, draft, ranks)
+    )
     disk = _disk_settings(model, options, port)
     packing, several = Packing(tuning.prompt_cache.cache_bits), ranks.are_several
-    prefixes = make_prefix_store(fresh_caches, cache_bytes, packing, disk, is_replicated=several)
+    prefixes = make_prefix_store(fresh_caches, cache_size, packing, disk, is_replicated=several)
     profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)
     reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
@@ -312,3 +317,17 @@ def prompt_cache_bytes(tuning: TuningOptions, kv_budget_bytes: int) -> int:
     if tuning.prompt_cache.max_cache_bytes is not None:
         return tuning.prompt_cache.max_cache_bytes
     return int(PROMPT_CACHE_MEMORY_SHARE * kv_budget_bytes)
+
+
+def prompt_cache_arrays(
+    model: RunnableModel, draft: LoadedDraft | None = None, ranks: Ranks = ALONE
+) -> float:
+    """Return the prompt cache's share of the arrays that the device can hold besides weights.
+
+    Ranks have different numbers of weights and layers, but must evict the same: none is limited.
+    """
+    if math.isinf(DEVICE.max_arrays) or ranks.are_several:
+        return math.inf
+    models = [model, draft.model] if draft else [model]
+    weights = sum(len(tree_flatten(each.network.parameters())) for each in models)
+    return max(PROMPT_CACHE_ARRAY_SHARE * (DEVICE.max_arrays - weights), 0)

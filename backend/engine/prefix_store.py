@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from backend.cache.disk_tier import DiskTier, NodeDirectory, StoredNode
 from backend.cache.eviction import Forecast
-from backend.cache.kv import LooseNode, Packing, Segment, evaluate, from_plain, to_plain
+from backend.cache.kv import LooseNode, Packing, Segment, Size, evaluate, from_plain, to_plain
 from backend.cache.layers import CacheLayout, CaptureError, in_pieces
 from backend.cache.node_files import NodeHeader
 from backend.cache.prompt_cache import PrefixHit, PromptCache
@@ -239,7 +239,7 @@ _FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, Mem
 
 def make_prefix_store(
     fresh_caches: FreshCaches,
-    budget_bytes: int,
+    budget: Size,
     packing: Packing,
     disk: DiskSettings,
     *,
@@ -249,15 +249,15 @@ def make_prefix_store(
     """Return the prefix store of a model, or one that stores nothing if storing is impossible.
 
     Args:
-        budget_bytes: The maximum size of the store.
+        budget: The maximum size of the store.
         disk: Receives evicted and idle nodes, if set.
         forecast: The likelihood of future requests; `None` learns it from past ones.
     """
-    layout = CacheLayout.of(fresh_caches(), packing) if budget_bytes else None
+    layout = CacheLayout.of(fresh_caches(), packing) if budget.nbytes else None
     if layout is None:
         return PrefixStore()
     return CachingPrefixStore(
-        fresh_caches, layout, budget_bytes, disk, forecast, is_replicated=is_replicated
+        fresh_caches, layout, budget, disk, forecast, is_replicated=is_replicated
     )
 
 
@@ -268,7 +268,7 @@ class CachingPrefixStore(PrefixStore):
         self,
         fresh_caches: FreshCaches,
         layout: CacheLayout,
-        budget_bytes: int,
+        budget: Size,
         disk: DiskSettings,
         forecast: Forecast | None = None,
         *,
@@ -277,14 +277,15 @@ class CachingPrefixStore(PrefixStore):
         self.fresh_caches = fresh_caches
         self._overlooked = () if is_replicated else _FAILURES
         self.layout = layout
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = budget.nbytes
         self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
         self.store = PromptCache(
-            budget_bytes,
+            budget.nbytes,
             layout.usable,
             thinning=layout.thinning,
             on_evict=self._disk.write_evicted,
             forecast=forecast,
+            max_arrays=budget.arrays,
         )
         self._volatile_causes: set[bytes] = set()
 

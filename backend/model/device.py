@@ -79,6 +79,7 @@ class Device:
             `None` if there is no choice.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
         pass_limit_s: The longest pass that the system tolerates, in seconds.
+        max_arrays: The number of arrays that it can hold at once.
     """
 
     prepare: Prepare = _leave
@@ -92,11 +93,13 @@ class Device:
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     blocks_dispatch: bool = False
     pass_limit_s: float = math.inf
+    max_arrays: float = math.inf
 
     def take_limits(self, info: Mapping[str, Any]) -> None:
         """Take over the limits of a device from MLX's facts of it: Metal alone names any."""
         if "resource_limit" in info:
             self.pass_limit_s = METAL_PASS_S
+            self.max_arrays = int(info["resource_limit"])
 
 
 DEVICE = Device()

@@ -3,6 +3,7 @@
 The caches are of mlx-lm's classes, filled by a network that computes nothing else.
 """
 
+import math
 import queue
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol, Self
 import mlx.core as mx
 
 from backend.cache.eviction import Forecast
-from backend.cache.kv import Packing
+from backend.cache.kv import Packing, Size
 from backend.cache.layers import Growth, growth_of, trim_windows
 from backend.cache.node_files import NodeHeader, read_node
 from backend.cache.radix import RadixTree, TokenKey
@@ -259,7 +260,8 @@ def _row(name: str, turn: Turn) -> Row:
 def _store(
     network: FillingNetwork, nbytes: int, disk: DiskSettings, forecast: Forecast | None = None
 ) -> PrefixStore:
-    return make_prefix_store(network.fresh_caches, nbytes, Packing(None), disk, forecast=forecast)
+    budget = Size(nbytes, math.inf)
+    return make_prefix_store(network.fresh_caches, budget, Packing(None), disk, forecast=forecast)
 
 
 def _serve(row: Row, turn: Turn, network: FillingNetwork, store: PrefixStore) -> None:

@@ -6,6 +6,7 @@ run, ours and theirs in turn.
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +17,14 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache, LRUPromptCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
-from backend.cache.kv import UNPACKED
+from backend.cache.kv import UNPACKED, Size
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.plan import Caches, FreshCaches, Network
 from backend.engine.prefix_store import DiskSettings, make_prefix_store
 from backend.engine.rows.row import Row
 
-BUDGET_BYTES = 2**40
+BUDGET = Size(2**40, math.inf)
 MODEL_KEY = "model"
 
 
@@ -41,7 +42,7 @@ class OwnStore:
     """Our prompt cache, as rows use it."""
 
     def __init__(self, fresh_caches: FreshCaches) -> None:
-        self._keeper = make_prefix_store(fresh_caches, BUDGET_BYTES, UNPACKED, DiskSettings())
+        self._keeper = make_prefix_store(fresh_caches, BUDGET, UNPACKED, DiskSettings())
 
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
         """Store a row with this progress."""

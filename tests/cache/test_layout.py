@@ -145,7 +145,7 @@ def test_a_store_holds_the_bytes_of_its_tokens_and_no_more(networks, family):
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
     short, long = stored(network, layout, 32), stored(network, layout, 160)
-    assert sum(s.nbytes for s in long) == 5 * sum(s.nbytes for s in short)
+    assert sum(s.size.nbytes for s in long) == 5 * sum(s.size.nbytes for s in short)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss"])
@@ -229,8 +229,8 @@ def test_packed_segments_are_small_and_near_to_what_was_computed(
     plain = CacheLayout.of(make_prompt_cache(network))
     packed = CacheLayout.of(make_prompt_cache(network), Packing(bits))
     segments = stored(network, packed, 160)
-    full_bytes = sum(segment.nbytes for segment in stored(network, plain, 160))
-    assert sum(segment.nbytes for segment in segments) < bytes_share * full_bytes
+    full_bytes = sum(segment.size.nbytes for segment in stored(network, plain, 160))
+    assert sum(segment.size.nbytes for segment in segments) < bytes_share * full_bytes
     warm, cold = restored(network, packed, segments, 160), prefilled(network, 160)
     for near, exact in arrays_of(warm, cold):
         assert near.dtype == exact.dtype

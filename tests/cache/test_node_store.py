@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 from token_blocks import (
+    ARRAYS_PER_BLOCK,
     anywhere,
     at_snapshots,
     is_stored,
@@ -383,3 +384,42 @@ def test_what_a_request_shares_with_others_is_not_wanted_once():
     store_once(store, (*range(1, 6), 40, 41, 42))
     put(store, range(50, 56))
     assert store.stored(key(*range(1, 6), 40)) == 5
+
+
+def test_the_number_of_arrays_is_limited_like_their_bytes():
+    store = PromptCache(room_for(100), anywhere, max_arrays=3 * ARRAYS_PER_BLOCK)
+    old, used, young, newest = ((n, n + 1, n + 2) for n in (10, 20, 30, 40))
+    for ids in (used, old, young):
+        put(store, ids)
+    look(store, used)
+    put(store, newest)
+    assert [is_stored(store, ids) for ids in (old, used, young, newest)] == [False, *[True] * 3]
+
+
+def test_a_node_that_is_divided_has_more_arrays_for_which_others_go():
+    store = PromptCache(room_for(100), anywhere, max_arrays=3 * ARRAYS_PER_BLOCK)
+    put(store, (1, 2, 3))
+    put(store, (50, 51))
+    put(store, (1, 2, 9))
+    assert [is_stored(store, ids) for ids in ((1, 2, 3), (50, 51), (1, 2, 9))] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_of_scarce_arrays_those_of_long_prefixes_stay():
+    store = PromptCache(room_for(100), anywhere, max_arrays=3 * ARRAYS_PER_BLOCK)
+    put(store, range(100, 140))
+    put(store, (10, 11))
+    put(store, (20, 21))
+    put(store, (30, 31))
+    assert is_stored(store, range(100, 140))
+    assert not is_stored(store, (10, 11))
+
+
+def test_a_prefix_of_more_arrays_than_fit_is_not_stored():
+    store = PromptCache(room_for(100), anywhere, max_arrays=ARRAYS_PER_BLOCK)
+    put(store, (1, 2, 3), owner="row")
+    assert not put(store, (1, 2, 3, 4))
+    assert is_stored(store, (1, 2, 3))

@@ -1,5 +1,6 @@
 """The prompt cache against a set of prefixes, with caches in which every wrong position shows."""
 
+import math
 from functools import lru_cache
 from itertools import chain
 
@@ -58,10 +59,13 @@ class PromptCacheMachine(RuleBasedStateMachine):
         self.lacks_windows = self.thins and self.layout.has_windows
         self.evictions = 0
 
-    @initialize(budget=st.one_of(st.integers(0, 2000), st.just(10**6)))
-    def open_store(self, budget):
+    @initialize(
+        budget=st.one_of(st.integers(0, 2000), st.just(10**6)),
+        arrays=st.one_of(st.integers(0, 40), st.just(math.inf)),
+    )
+    def open_store(self, budget, arrays):
         thinning = self.layout.thinning if self.thins else None
-        self.store = PromptCache(budget, self.layout.usable, thinning=thinning)
+        self.store = PromptCache(budget, self.layout.usable, thinning=thinning, max_arrays=arrays)
 
     @rule(ids=PROMPTS, cuts=CUTS, owner=OWNERS)
     def serve(self, ids, cuts, owner):
@@ -86,11 +90,13 @@ class PromptCacheMachine(RuleBasedStateMachine):
     @rule(ids=PROMPTS)
     def pin(self, ids):
         self.store.pin(TokenKey.from_ids(ids))
+        self.note_evictions()
 
     @rule(owner=OWNERS)
     def release(self, owner):
         self.store.release(owner)
         self.paths.pop(owner, None)
+        self.note_evictions()
 
     def restored(self, ids, owner):
         hit = self.store.lookup(TokenKey.from_ids(ids), owner)
@@ -129,6 +135,11 @@ class PromptCacheMachine(RuleBasedStateMachine):
             self.prefixes[ids] = self.layout.has_state
         evictions = self.store.metrics()["prompt_cache.evictions"]
         assert is_stored or evictions == self.evictions, "evicted for nothing"
+        self.note_evictions()
+
+    def note_evictions(self):
+        """Leave out what has been evicted."""
+        evictions = self.store.metrics()["prompt_cache.evictions"]
         if evictions > self.evictions or self.thins:
             self.prefixes = self.prefixes_there()
         self.evictions = evictions

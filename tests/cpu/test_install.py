@@ -58,13 +58,16 @@ def test_metal_and_cuda_get_no_functions():
 
 
 @pytest.mark.parametrize(
-    ("info", "limit_s"),
-    [({"resource_limit": 499_000}, METAL_PASS_S), ({"total_memory": 1}, math.inf)],
+    ("info", "limits"),
+    [
+        ({"resource_limit": 499_000}, (METAL_PASS_S, 499_000)),
+        ({"total_memory": 1}, (math.inf, math.inf)),
+    ],
 )
-def test_metal_limits_a_pass_and_cuda_does_not(info, limit_s):
+def test_metal_limits_passes_and_arrays_and_cuda_does_not(info, limits):
     device = Device()
     device.take_limits(info)
-    assert device.pass_limit_s == limit_s
+    assert (device.pass_limit_s, device.max_arrays) == limits
 
 
 def test_a_cpu_gets_its_own_functions():

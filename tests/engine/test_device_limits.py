@@ -1,8 +1,11 @@
-"""The limits of a device, given here: how long a pass may be, and how smaller ones are tried."""
+"""The limits of a device, given here: how long a pass may be, and how many arrays it holds."""
+
+from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
+from mlx.utils import tree_flatten
 from wrapped_network import WrappedNetwork
 
 from backend.cache.layers import in_pieces
@@ -40,10 +43,16 @@ class Timed(WrappedNetwork):
 @pytest.fixture
 def metal():
     """A device that names the limits of Metal."""
-    before = DEVICE.pass_limit_s
-    DEVICE.take_limits(METAL)
+    with device_of(METAL):
+        yield
+
+
+@contextmanager
+def device_of(info):
+    before = DEVICE.pass_limit_s, DEVICE.max_arrays
+    DEVICE.take_limits(info)
     yield
-    DEVICE.pass_limit_s = before
+    DEVICE.pass_limit_s, DEVICE.max_arrays = before
 
 
 PATIENT = {"prefill_pause_ms": 60_000, "prefill_chunk_alone": 2048, "prefill_chunk": 2048}
@@ -113,3 +122,28 @@ def test_a_stored_prefix_is_copied_in_pieces(networks, piece_bytes, sizes):
     pieces = list(in_pieces(caches, piece_bytes))
     assert [len(piece) for piece in pieces] == sizes
     assert [state for piece in pieces for state in piece] == [cache.state for cache in caches]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_where_few_arrays_fit_the_prompt_cache_evicts_and_replies_stay_the_same(networks, family):
+    trunk = prompt_of(40)
+    requests = [
+        make_request(f"r{i}", [*trunk[: 10 + i], *prompt_of(20, salt=i)], max_tokens=4)
+        for i in range(16)
+    ]
+
+    def play(max_arrays):
+        with device_of({"resource_limit": max_arrays}):
+            driver = Driver(networks(family), expected_tokens=4)
+        again = make_request("again", requests[-1].prompt.token_ids, max_tokens=4)
+        outcomes = [driver.run(request)[0].token_ids for request in (*requests, again)]
+        return driver.loop.prefixes.store, outcomes
+
+    plenty, expected = play(499_000)
+    few, outcomes = play(250)
+    assert outcomes == expected
+    weights = len(tree_flatten(networks(family).parameters()))
+    assert few.nodes.size.arrays <= (250 - weights) / 2 < plenty.nodes.size.arrays
+    evictions, hits = (f"prompt_cache.{name}" for name in ("evictions", "hits.exact"))
+    assert plenty.metrics()[evictions] == 0 < few.metrics()[evictions]
+    assert few.metrics()[hits] == 1

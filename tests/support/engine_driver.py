@@ -143,7 +143,8 @@ class Driver:
         vocab: int = VOCAB,
         **tuning: Any,
     ) -> None:
-        from backend.cache.kv import Packing
+        from backend.cache.kv import Packing, Size
+        from backend.engine.assembly import prompt_cache_arrays
         from backend.engine.loop import EngineLoop
         from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory
@@ -169,7 +170,7 @@ class Driver:
         budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
         keeper = make_prefix_store(
             fresh_caches,
-            budget_bytes,
+            Size(budget_bytes, prompt_cache_arrays(model)),
             Packing(cache.cache_bits),
             disk,
             is_replicated=is_replicated,

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from backend.cache.kv import Piece, Segment
+from backend.cache.kv import Piece, Segment, Size
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.radix import TokenKey
 
 BYTES_PER_TOKEN = 8
 SNAPSHOT_BYTES = 40
+ARRAYS_PER_BLOCK = 2
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class TokenBlock:
         return len(self.ids)
 
     @property
-    def nbytes(self) -> int:
-        return BYTES_PER_TOKEN * len(self.ids)
+    def size(self) -> Size:
+        return Size(BYTES_PER_TOKEN * len(self.ids), ARRAYS_PER_BLOCK)
 
     def split(self, at: int) -> tuple[Self, Self]:
         assert 0 < at < len(self.ids)
@@ -39,7 +40,10 @@ class PrefixSnapshot:
 
     ids: tuple[int, ...]
     arrays: tuple[()] = ()
-    nbytes: int = SNAPSHOT_BYTES
+
+    @property
+    def size(self) -> Size:
+        return Size(SNAPSHOT_BYTES, 1)
 
 
 def key(*ids: int) -> TokenKey:

@@ -12,5 +12,8 @@ class WrappedNetwork:
         if hasattr(network, "make_cache"):
             self.make_cache = network.make_cache
 
+    def parameters(self) -> Any:
+        return self.network.parameters()
+
     def __call__(self, inputs: Any, cache: Any) -> Any:
         return self.network(inputs, cache=cache)
