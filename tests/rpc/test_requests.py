@@ -185,10 +185,11 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(fields, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_grammar_wins_over_the_schema_in_the_metadata():
+def test_the_schema_in_the_metadata_wins_over_a_grammar():
     schema = {"json_schema": '{"type": "object"}'}
     assert call(Metadata=schema).grammar == '{"type": "object"}'
-    assert call(Grammar='\nroot ::= "x"', Metadata=schema).grammar == '\nroot ::= "x"'
+    assert call(Grammar='\nroot ::= "x"', Metadata=schema).grammar == '{"type": "object"}'
+    assert call(Grammar='\nroot ::= "x"').grammar == '\nroot ::= "x"'
     assert call().grammar == ""
 
 
