@@ -13,6 +13,8 @@ from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
 
 # Their wheels of MLX compute each exponential by a call of the C library.
+# The memory is that of the whole machine, and taken again at once.
+_TURNS_PER_CLEAR = 32
 _HAS_SLOW_EXPONENTIALS = sys.platform == "linux"
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
     device.widen_experts = widen_experts
     device.choose_threads = choose_threads
     device.sort = _sort
+    device.turns_per_clear = _TURNS_PER_CLEAR
     if _HAS_SLOW_EXPONENTIALS:
         device.exp = exp
         device.log_sum_exp = log_sum_exp

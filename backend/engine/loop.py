@@ -60,7 +60,6 @@ from backend.model.loaded import RunnableModel
 from common.machine_memory import trim
 
 IDLE_TIMEOUT_S = 1.0
-TURNS_PER_CLEAR = 32
 FETCH_LIMIT_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -356,7 +355,7 @@ class EngineLoop:
     def _clear_up(self) -> None:
         """Give back MLX's free buffers now and then."""
         self._turns += 1
-        if self._turns % TURNS_PER_CLEAR == 0:
+        if self._turns % DEVICE.turns_per_clear == 0:
             # With work in flight MLX would hold the GIL until it is done.
             self._land()
             mx.clear_cache()

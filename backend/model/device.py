@@ -1,6 +1,6 @@
 """How this process computes where devices differ: as MLX does, unless a device is prepared for.
 
-`backend.cpu.install` does so for a CPU, and takes over the limits of Metal. CUDA needs nothing.
+`backend.cpu.install` does so for a CPU, and has other devices learn from MLX's facts of them.
 """
 
 import math
@@ -60,6 +60,69 @@ def _choose_no_threads(_limit: int | None) -> Threads | None:
     return None
 
 
+# MLX has a kernel of its own for so few queries without a mask.
+_VECTOR_QUERIES = 3
+# 128 MiB of scores in float32.
+_MOST_SCORES = 2**25
+_MATRIX = 2
+
+
+def attend_unplanned(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Return what `mx.fast.scaled_dot_product_attention` does, without a plan of cuDNN.
+
+    On CUDA MLX's function makes a plan for every new pair of lengths: 40 to 60 ms on an H100, and
+    600 to 700 ms with a mask that is an array. That is more than the pass of a short prompt, and
+    hardly two prompts have the same length. Large passes are left to it.
+
+    Args:
+        queries: [rows, heads, width, head width].
+        keys: [rows, kv heads, positions, head width].
+        values: [rows, kv heads, positions, value width].
+        mask: As MLX's function takes it.
+        sinks: [heads] scores of an empty position.
+    """
+    rows, heads, width, head_width = queries.shape
+    kv_heads, positions = keys.shape[1:3]
+    is_large = rows * heads * width * positions > _MOST_SCORES
+    has_kernel = width == 1 or (width <= _VECTOR_QUERIES and not isinstance(mask, mx.array))
+    if is_large or has_kernel or sinks is not None or not _is_for_all_heads(mask):
+        return mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=scale, mask=mask, sinks=sinks
+        )
+    flat = (queries.astype(mx.float32) * scale).reshape(rows, kv_heads, -1, head_width)
+    scores = flat @ keys.astype(mx.float32).swapaxes(-1, -2)
+    by_head = scores.reshape(rows, kv_heads, heads // kv_heads, width, positions)
+    if mask is not None:
+        by_head = _masked(by_head, mask)
+    weights = mx.softmax(by_head, axis=-1).astype(values.dtype).reshape(scores.shape)
+    return (weights @ values).reshape(rows, heads, width, -1)
+
+
+def _is_for_all_heads(mask: mx.array | str | None) -> bool:
+    return not isinstance(mask, mx.array) or mask.ndim == _MATRIX or mask.shape[-3] == 1
+
+
+def _masked(scores: mx.array, mask: mx.array | str) -> mx.array:
+    """Apply a mask to scores [rows, kv heads, repeats, width, positions]."""
+    width, positions = scores.shape[-2:]
+    if isinstance(mask, str):
+        mask = mx.arange(positions) <= mx.arange(positions - width, positions)[:, None]
+    elif mask.ndim > _MATRIX:
+        # Of rows, and of one head.
+        mask = mask.reshape(-1, 1, 1, *mask.shape[-2:])
+    if mask.dtype != mx.bool_:
+        return scores + mask
+    return mx.where(mask, scores, mx.finfo(mx.float32).min)
+
+
 @dataclass(slots=True)
 class Device:
     """The functions of a device.
@@ -77,6 +140,8 @@ class Device:
         attend_from: In numbers of scores, which are the queries times the positions.
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
             `None` if there is no choice.
+        turns_per_clear: After so many turns MLX's free buffers are given back. A GPU allocates anew
+            slowly; mlx-lm waits as long.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
         pass_limit_s: The longest pass that the system tolerates, in seconds.
         max_arrays: The number of arrays that it can hold at once.
@@ -91,15 +156,18 @@ class Device:
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
+    turns_per_clear: int = 256
     blocks_dispatch: bool = False
     pass_limit_s: float = math.inf
     max_arrays: float = math.inf
 
     def take_limits(self, info: Mapping[str, Any]) -> None:
-        """Take over the limits of a device from MLX's facts of it: Metal alone names any."""
+        """Adapt to a GPU by MLX's facts of it: Metal names limits, and CUDA its capability."""
         if "resource_limit" in info:
             self.pass_limit_s = METAL_PASS_S
             self.max_arrays = int(info["resource_limit"])
+        if "compute_capability_major" in info:
+            self.attend, self.attend_from = attend_unplanned, 0
 
 
 DEVICE = Device()

@@ -14,11 +14,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.core.engine_status import RequestPhase
 from backend.core.request import SamplingParams
 from backend.core.step import FinishReason, PrefillDone
-from backend.engine.loop import IDLE_TIMEOUT_S, TURNS_PER_CLEAR
+from backend.engine.loop import IDLE_TIMEOUT_S
 from backend.engine.messages.protocol import Submit
 from backend.engine.prefix_store import CachingPrefixStore
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError
+from backend.model.device import DEVICE
 from scripts.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.mlx
@@ -308,7 +309,7 @@ def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):
         held.append(mx.get_cache_memory())
     emptied = [turn for turn, count in enumerate(held) if count == 0]
     assert len(emptied) >= 3
-    assert max(b - a for a, b in itertools.pairwise(emptied)) <= TURNS_PER_CLEAR
+    assert max(b - a for a, b in itertools.pairwise(emptied)) <= DEVICE.turns_per_clear
     assert len(emptied) < len(held) / 2
 
 

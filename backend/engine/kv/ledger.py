@@ -82,7 +82,8 @@ def _longest(group: Iterable[int], lengths: Sequence[int]) -> int:
     return max(lengths[row] for row in group)
 
 
-MIN_SPARE_TOKENS = 16
+# Growing is a copy, and a new size, for which a GPU allocates anew.
+MIN_SPARE_TOKENS = 128
 SPARE_SHARE = 1 / 16
 MAX_SPARE_TOKENS = 256
 # With several tokens per pass, lengths drift apart: review groups after this many passes.
