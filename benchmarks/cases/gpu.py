@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from random import Random
 
 from benchmarks.cases.decode_speed import GREEDY, MIXED
 from benchmarks.harness.baseline import Baseline, environment_of
@@ -20,7 +21,9 @@ from benchmarks.harness.workload import Sampling, Workload
 
 OURS, RAW, UPSTREAM = "this backend", "raw mlx-lm", "mlx-lm's server"
 DEFAULT_RUNS = 3
-PROMPT_TOKENS, NEW_TOKENS = 90, 128
+# Hardly two prompts have the same length, and on CUDA each new length has its price.
+PROMPT_TOKENS = range(64, 128)
+NEW_TOKENS = 128
 LONG_PROMPT_TOKENS = 8000
 
 
@@ -75,12 +78,13 @@ async def _speeds(
     settings: Settings, model: GpuModel, runs: Mapping[str, Run], server: Served
 ) -> list[Figure]:
     """Measure all tasks; the first run of each warms up everything."""
-    figures = []
+    figures, rng = [], Random(0)
     for task in TASKS:
         measured = {name: run for name, run in runs.items() if task.is_greedy or name != UPSTREAM}
         samples: dict[str, list[float]] = {name: [] for name in measured}
         for run in range(min(settings.runs, DEFAULT_RUNS) + 1):
-            prompts = [await server.new_prompt(PROMPT_TOKENS) for _ in task.samplings]
+            lengths = rng.choices(PROMPT_TOKENS, k=len(task.samplings))
+            prompts = [await server.new_prompt(length) for length in lengths]
             workload = Workload(tuple(prompts), task.samplings, NEW_TOKENS)
             for name, speed in (await run_in_turn(measured, workload)).items():
                 samples[name] += [speed.whole] if run else []
@@ -97,7 +101,8 @@ async def _first_tokens(
     new: dict[str, list[float]] = {name: [] for name in runs}
     stored: dict[str, list[float]] = {name: [] for name in runs if name != RAW}
     for run in range(min(settings.runs, DEFAULT_RUNS) + 1):
-        workload = Workload((await server.new_prompt(LONG_PROMPT_TOKENS),), (GREEDY,), 2)
+        prompt = await server.new_prompt(LONG_PROMPT_TOKENS + run)
+        workload = Workload((prompt,), (GREEDY,), 2)
         for samples in (new, stored):
             asked = {name: runs[name] for name in samples}
             for name, speed in (await run_in_turn(asked, workload)).items():
