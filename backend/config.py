@@ -69,6 +69,9 @@ CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95
 # Weights that a CPU computes in float32: at least so many bytes, at most these shares of memory.
 FLOAT32_MIN_BYTES = 16 * 2**20
 FLOAT32_MEMORY_SHARE, DEQUANTISED_MEMORY_SHARE = 0.5, 0.25
+# Passes of a training from which on a CPU compiles them: 30 to 40 kernels take 18 to 28 s of a C++
+# compiler, and save a tenth of a pass.
+CPU_COMPILES_FROM = 300
 # Of the usable memory, for all weights of a mixture whose experts stay on disk.
 EXPERT_MEMORY_SHARE = 0.6
 # Of the memory besides the weights, for activations and copies of KV; and of the usable memory the

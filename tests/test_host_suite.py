@@ -81,7 +81,8 @@ def test_the_address_comes_in_one_argument(script):
 def test_a_script_that_does_not_exec_leaves_an_orphan(script, tmp_path):
     started = tmp_path / "started"
     os.mkfifo(started)
-    with pytest.raises(OrphanError), HostedBackend(script(f"sleep 60 & : >{started}; wait")):
+    script = script(f"sleep 60 & : >{started}; wait")
+    with pytest.raises(OrphanError), HostedBackend(script, orphan_timeout_s=0.2):
         started.read_bytes()
 
 

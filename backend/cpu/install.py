@@ -6,6 +6,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 
+from backend.config import CPU_COMPILES_FROM
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
 from backend.cpu.whole_attention import attend_whole
@@ -39,6 +40,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
     device.choose_threads = choose_threads
     device.sort = _sort
     device.turns_per_clear = _TURNS_PER_CLEAR
+    device.compiles_from = CPU_COMPILES_FROM
     if _HAS_SLOW_EXPONENTIALS:
         device.exp = exp
         device.log_sum_exp = log_sum_exp
@@ -57,10 +59,18 @@ def _prepare_training(network: Network) -> None:
     prepare_products(network, keeps_type=False, dequantises=False)
 
 
-def _prepare(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
+def _prepare(
+    network: Network,
+    *,
+    keeps_type: bool,
+    dequantises: bool = True,
+    least_bytes: int | None = None,
+) -> None:
     """Prepare a network, and the gates of its family; these have no gradients."""
     if widen_experts(network):
         log.warning("experts need float32 on a CPU: all weights are cast and take more memory")
-    prepare_products(network, keeps_type=keeps_type, dequantises=dequantises)
+    prepare_products(
+        network, keeps_type=keeps_type, dequantises=dequantises, least_bytes=least_bytes
+    )
     if _HAS_SLOW_EXPONENTIALS:
         prepare_gates()

@@ -189,18 +189,26 @@ def _expert_types(module: Network) -> set[mx.Dtype]:
     return set()
 
 
-def prepare_products(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
+def prepare_products(
+    network: Network,
+    *,
+    keeps_type: bool,
+    dequantises: bool = True,
+    least_bytes: int | None = None,
+) -> None:
     """Have a network computed by OpenBLAS as far as possible, if this process has it.
 
     Args:
         network: A network whose weights may still be lazy.
         keeps_type: Whether weights keep their type. Otherwise they become float32 if there are
             enough of them to notice, and few enough for the memory.
+        least_bytes: What is enough to notice; `None` is that in steps of single tokens.
         dequantises: Whether that goes for quantised weights too, and not only for their scales.
     """
     if not has_openblas():
         return
-    if not keeps_type and _size(network) >= FLOAT32_MIN_BYTES:
+    enough = FLOAT32_MIN_BYTES if least_bytes is None else least_bytes
+    if not keeps_type and _size(network) >= enough:
         layers = _quantised_layers(network) if dequantises else []
         # One line says what becomes of the weights: of quantised ones, the first.
         (_dequantise if layers else _widen)(network)

@@ -270,6 +270,9 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     DEVICE.prepare_training(model)
     mx.eval(model.parameters())
     with ExitStack() as stack:
+        if schedule.passes < DEVICE.compiles_from:
+            mx.disable_compile()
+            stack.callback(mx.enable_compile)
         try:
             work = stack.enter_context(scratch(place))
         except OSError as error:

@@ -17,12 +17,20 @@ from backend.model.checkpoint.upstream import Network
 class Prepare(Protocol):
     """Prepares the network of a model that is being loaded."""
 
-    def __call__(self, network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
+    def __call__(
+        self,
+        network: Network,
+        *,
+        keeps_type: bool,
+        dequantises: bool = True,
+        least_bytes: int | None = None,
+    ) -> None:
         """Replace layers and cast weights, which may still be lazy.
 
         Args:
             keeps_type: Whether the data type of its weights was chosen, and stays.
             dequantises: Whether quantised weights may be dequantised.
+            least_bytes: Fewer bytes of weights keep their type; `None` suits single tokens.
         """
 
 
@@ -40,7 +48,9 @@ class Threads(Protocol):
         """Learn the time of a step that gave one token to each of some rows."""
 
 
-def _leave(network: Network, *, keeps_type: bool, dequantises: bool = True) -> None:
+def _leave(
+    network: Network, *, keeps_type: bool, dequantises: bool = True, least_bytes: int | None = None
+) -> None:
     """Leave a network as it is."""
 
 
@@ -143,6 +153,7 @@ class Device:
         turns_per_clear: After so many turns MLX's free buffers are given back. A GPU allocates anew
             slowly; mlx-lm waits as long.
         blocks_dispatch: Whether dispatching a pass takes as long as computing it.
+        compiles_from: In passes: a shorter training takes less time without compiled kernels.
         pass_limit_s: The longest pass that the system tolerates, in seconds.
         max_arrays: The number of arrays that it can hold at once.
     """
@@ -158,6 +169,7 @@ class Device:
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     turns_per_clear: int = 256
     blocks_dispatch: bool = False
+    compiles_from: int = 0
     pass_limit_s: float = math.inf
     max_arrays: float = math.inf
 

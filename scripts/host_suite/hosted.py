@@ -33,7 +33,9 @@ class HostedBackend:
     Leaving it as a context kills only the direct child, as the host's suite does.
     """
 
-    def __init__(self, run_script: Path) -> None:
+    def __init__(self, run_script: Path, *, orphan_timeout_s: float = ORPHAN_TIMEOUT_S) -> None:
+        """Start the script; its processes have a moment to notice that it was killed."""
+        self._orphan_timeout_s = orphan_timeout_s
         self._directory = tempfile.TemporaryDirectory(prefix="host-suite-")
         self.address = f"{LOOPBACK}:{free_port()}"
         self._log = Path(self._directory.name, "stderr")
@@ -96,7 +98,7 @@ class HostedBackend:
 
     def _end_orphans(self) -> None:
         """Give processes of the group a moment to notice the end, then kill the rest."""
-        deadline = time.monotonic() + ORPHAN_TIMEOUT_S
+        deadline = time.monotonic() + self._orphan_timeout_s
         try:
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, 0)

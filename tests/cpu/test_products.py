@@ -153,6 +153,8 @@ def test_so_few_weights_that_nobody_notices_stay_as_mlx_lm_computes_them(monkeyp
     monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", size + 1)
     prepare_products(made, keeps_type=False)
     assert types(made) == {mx.bfloat16}
+    prepare_products(made, keeps_type=False, least_bytes=size)
+    assert types(made) == {mx.float32}
     monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", size)
     prepare_products(made, keeps_type=False)
     assert types(made) == {mx.float32}

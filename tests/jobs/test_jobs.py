@@ -180,6 +180,17 @@ async def test_training_lowers_the_loss_and_its_log_has_plain_lines_alone(tmp_pa
     assert not re.search("[\x1b\u2500-\u25ff]", printed)
 
 
+async def test_a_short_training_builds_no_kernels(tmp_path, dataset, monkeypatch):
+    """On a CPU they take a compiler longer than all of its passes."""
+    kernels = tmp_path / "kernels"
+    kernels.mkdir()
+    monkeypatch.setenv("TMPDIR", str(kernels))
+    async with served() as backend:
+        last = (await train(backend, **lora(dataset, tmp_path / "out", max_steps=1)))[-1]
+    assert last.status == "completed", last.message
+    assert list(kernels.rglob("*.so")) == []
+
+
 async def test_a_training_touches_nothing_of_its_users_whatever_the_name(tmp_path, dataset):
     output, elsewhere = tmp_path / "output", tmp_path / "elsewhere"
     for directory in (output, elsewhere):
