@@ -12,9 +12,12 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from backend.engine.rows.admission import Reservations
 from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
+from common.machine_memory import trim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,6 +35,7 @@ class Memory:
     Attributes:
         reservations: Of the running rows.
         has_changed: Whether `relieve` has something to look at.
+        wants_rest: Whether ended work has freed memory that the system does not have back.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class Memory:
         self._scheduler = scheduler
         self._prefixes = prefixes
         self._starved_since: float | None = None
-        self.has_changed = True
+        self.has_changed = self.wants_rest = True
 
     @property
     def is_starved(self) -> bool:
@@ -81,6 +85,17 @@ class Memory:
     def note_change(self) -> None:
         """Have `relieve` look again: rows have other parts of the prompt cache, or their tokens."""
         self.has_changed = True
+
+    def note_work(self) -> None:
+        """Have `rest` look again: something was computed."""
+        self.wants_rest = True
+
+    def rest(self) -> None:
+        """Return the memory that ended work has freed to the system, once per rest."""
+        if self.wants_rest:
+            self.wants_rest = False
+            mx.clear_cache()
+            trim()
 
     def relieve(self) -> None:
         """Pause rows if memory is short after all, and share the rest.

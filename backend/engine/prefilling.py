@@ -37,6 +37,11 @@ class Prefilling:
         self._drafting = drafting
 
     @property
+    def chunk_tokens(self) -> int:
+        """The tokens of a pass of one prompt that does not take too long."""
+        return self._pacer.size
+
+    @property
     def takes_several(self) -> bool:
         """Whether several prompts may be fed in one pass."""
         return self._plan.takes_several

@@ -7,8 +7,8 @@ from typing import Self
 
 from backend.engine.memory import Memory
 from backend.engine.passes.batch import Batch, RowStep
-from backend.engine.passes.feeder import Feeder
 from backend.engine.port import Port
+from backend.engine.prefilling import Prefilling
 from backend.engine.rows.row import Row
 from backend.engine.rows.scheduler import Scheduler
 
@@ -26,7 +26,6 @@ class Suspects:
 
     Attributes:
         waiting: To be tried alone before anything else is computed.
-        chunk_size: Returns the tokens of a pass that does not take too long.
     """
 
     def __init__(
@@ -34,17 +33,16 @@ class Suspects:
         scheduler: Scheduler,
         memory: Memory,
         batch: Batch,
-        feeder: Feeder,
+        prefilling: Prefilling,
         new_batch: Callable[[], Batch],
         port: Port,
     ) -> None:
         self._scheduler = scheduler
         self._memory = memory
         self._batch = batch
-        self._feeder = feeder
+        self._prefilling = prefilling
         self._new_batch = new_batch
         self._port = port
-        self.chunk_size: Callable[[], int] = lambda: TRIAL_CHUNK_TOKENS
         self._present: Sequence[Row] = ()
         self._told: Sequence[Row] = ()
         self.waiting: list[Row] = []
@@ -88,7 +86,8 @@ class Suspects:
         twin = row.twin()
         with self([row]):
             while left := twin.prefill_left:
-                self._feeder.feed(twin, min(left, TRIAL_CHUNK_TOKENS, self.chunk_size()))
+                chunk = min(left, TRIAL_CHUNK_TOKENS, self._prefilling.chunk_tokens)
+                self._prefilling.feeder.feed(twin, chunk)
             trial = self._new_batch()
             trial.add(twin)
             landed: list[RowStep] = []

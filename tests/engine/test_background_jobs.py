@@ -134,13 +134,13 @@ def test_a_prompt_gets_its_pauses_though_pieces_take_longer(networks, monkeypatc
 
     monkeypatch.setattr(BackgroundJobs, "advance", advance_slowly)
     stream = make_request("a", prompt_of(20), max_tokens=2000)
-    driver.loop.submit(stream)
+    driver.loop.requests.submit(stream)
     while not driver.outcome(stream).token_ids:
         driver.turn()
     for _ in range(100):
         driver.begin(embedding(prompt_of(20)))
     prompt = make_request("b", prompt_of(100), max_tokens=2)
-    driver.loop.submit(prompt)
+    driver.loop.requests.submit(prompt)
     for _ in range(40):
         driver.turn()
     assert driver.outcome(prompt).finish is FinishReason.LENGTH
@@ -151,7 +151,7 @@ def test_a_long_job_is_computed_in_pieces_while_a_stream_goes_on(networks):
     request = make_request("a", prompt_of(20), max_tokens=40)
     (alone,) = Driver(networks("llama")).run(request)
     driver = Driver(networks("llama"), prefill_chunk=16)
-    driver.loop.submit(request)
+    driver.loop.requests.submit(request)
     driver.turn()
     number = driver.begin(embedding(prompt_of(400)))
     tokens_before = 0
@@ -197,7 +197,7 @@ def test_a_score_that_breaks_the_model_leaves_the_streams_alone(networks):
     # The look at a model when it is loaded feeds the first tokens of the vocabulary.
     token = next(t for t in range(100, 500) if t not in [*prompt_of(20), *alone.token_ids])
     driver = Driver(BreaksOnToken(networks("llama"), token))
-    driver.loop.submit(request)
+    driver.loop.requests.submit(request)
     bad = driver.begin(scoring([1, 2], (token, 4)))
     good = driver.begin(scoring([1, 2], (3,)))
     drive(driver)

@@ -161,7 +161,7 @@ def written_bytes(driver):
 def test_a_prompt_that_memory_knows_does_not_wait_for_the_disk(networks, tmp_path):
     driver = driver_for(networks, "llama", tmp_path)
     driver.run(make_request("first", BASE))
-    driver.loop.submit(make_request("second", BASE))
+    driver.loop.requests.submit(make_request("second", BASE))
     assert driver.loop.status().metrics["waiting"] == 1
     assert not driver.loop.is_idle
     driver.run()
@@ -170,10 +170,10 @@ def test_a_prompt_that_memory_knows_does_not_wait_for_the_disk(networks, tmp_pat
 
 def test_a_request_may_leave_while_it_waits_for_the_disk(networks, tmp_path):
     driver = driver_for(networks, "llama", tmp_path)
-    driver.loop.submit(make_request("first", BASE))
+    driver.loop.requests.submit(make_request("first", BASE))
     assert driver.loop.is_idle
-    driver.loop.cancel("first")
-    driver.loop.take_in(driver.fetched.get(timeout=10))
+    driver.loop.requests.cancel("first")
+    driver.loop.requests.take_in(driver.fetched.get(timeout=10))
     driver.loop.check()
     assert driver.loop.status().metrics["waiting"] == 0
     leave(driver)

@@ -154,13 +154,13 @@ def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
     left, cancelled = list(requests), set()
     while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
         if left and rng.random() < 0.3:
-            driver.loop.submit(left.pop())
+            driver.loop.requests.submit(left.pop())
         running = [r for r in requests if driver.outcome(r).token_ids]
         if running and rng.random() < 0.02:
             request = rng.choice(running)
             if driver.outcome(request).finish is None:
                 cancelled.add(request.request_id)
-                driver.loop.cancel(request.request_id)
+                driver.loop.requests.cancel(request.request_id)
         driver.turn()
     for name, tokens in expected.items():
         found = driver.outcomes[name].token_ids

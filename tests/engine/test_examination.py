@@ -73,7 +73,7 @@ class Bench:
         if requests:
             self.desk.published.clear()
         for request in requests:
-            self.loop.submit(request)
+            self.loop.requests.submit(request)
         while not self.loop.scheduler.is_idle:
             self.turn()
         return [self.tokens(request) for request in requests]
@@ -211,11 +211,11 @@ def test_the_way_changes_under_running_requests_without_a_changed_token(tiny_mod
 def test_a_second_request_has_the_trials_run_beside_the_first(llama):
     bench = Bench(llama)
     first, second = requests(2, max_tokens=200)
-    bench.loop.submit(first)
+    bench.loop.requests.submit(first)
     for _ in range(5):
         bench.turn()
     assert bench.loop.examination.is_pending
-    bench.loop.submit(second)
+    bench.loop.requests.submit(second)
     drawn = len(bench.tokens(first))
     while not bench.tokens(second):
         bench.turn()
@@ -247,7 +247,7 @@ def test_rows_use_stored_prefixes_in_place_once_no_other_has_caches(llama):
     bench = Bench(llama, max_slots=2)
     rows = [make_request(str(n), prompt_of(600, n), max_tokens=300, **UNDRAFTED) for n in range(4)]
     for row in rows:
-        bench.loop.submit(row)
+        bench.loop.requests.submit(row)
     while bench.loop.examination.is_running or bench.loop.examination.is_pending:
         bench.turn()
     assert bench.loop.scheduler.slots_taken == 2

@@ -143,7 +143,7 @@ def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     left = list(requests)
     while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
         if left and rng.random() < 0.3:
-            driver.loop.submit(left.pop())
+            driver.loop.requests.submit(left.pop())
         driver.turn()
     assert {name: driver.outcomes[name].token_ids for name in expected} == expected
     assert driver.loop.status().metrics["accepted_tokens"] > 10

@@ -25,7 +25,7 @@ def taken(network, lengths, **tuning) -> int:
     """What the KV caches of rows take that decode together."""
     driver = Driver(network, max_cache_bytes=0, prefill_chunk_alone=48, **tuning)
     for number, length in enumerate(lengths):
-        driver.loop.submit(make_request(str(number), prompt_of(length), max_tokens=40))
+        driver.loop.requests.submit(make_request(str(number), prompt_of(length), max_tokens=40))
     while driver.loop.status().metrics["generated_tokens"] < 20 * len(lengths):
         driver.turn()
     return driver.loop.status().memory_bytes["kv_active"]

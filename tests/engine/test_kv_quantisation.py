@@ -63,7 +63,7 @@ def test_a_second_turn_takes_up_prompt_and_reply(networks, family):
 
 def test_a_prompt_of_one_token_begins_with_quantised_caches_too(networks):
     driver = Driver(networks("llama_wide"), batches=False, kv_bits=8)
-    driver.loop.submit(make_request("one", [5]))
+    driver.loop.requests.submit(make_request("one", [5]))
     driver.turn()
     assert driver.loop.status().memory_bytes["kv_active"] > 0
     assert kinds(driver.loop.batch.caches.layers) == ["QuantizedKVCache"] * 2

@@ -52,7 +52,7 @@ def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(netw
         for i in range(12)
     ]
     for request in requests:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
         for _ in range(rng.randint(0, 4)):
             driver.turn()
     driver.run()
@@ -142,10 +142,10 @@ def test_logprobs_are_computed_only_for_those_who_asked(networks):
 
 def test_a_cancel_takes_effect_before_the_next_chunk(networks):
     driver = Driver(networks("llama"), prefill_chunk_alone=16)
-    driver.loop.submit(make_request("long", prompt_of(400)))
+    driver.loop.requests.submit(make_request("long", prompt_of(400)))
     driver.turn()
     assert driver.loop.status().memory_bytes["kv_active"] > 0
-    driver.loop.cancel("long")
+    driver.loop.requests.cancel("long")
     status = driver.loop.status()
     assert (status.metrics["slots_taken"], status.memory_bytes["kv_active"]) == (0, 0)
     assert driver.loop.is_idle
@@ -156,10 +156,10 @@ def test_a_cancel_while_decoding_leaves_the_neighbours_alone(networks):
     network = networks("llama")
     driver = Driver(network)
     for name in ("a", "b", "c"):
-        driver.loop.submit(make_request(name, prompt_of(10, ord(name)), max_tokens=20))
+        driver.loop.requests.submit(make_request(name, prompt_of(10, ord(name)), max_tokens=20))
     for _ in range(8):
         driver.turn()
-    driver.loop.cancel("b")
+    driver.loop.requests.cancel("b")
     driver.run()
     for name in ("a", "c"):
         assert driver.outcomes[name].token_ids == reference(network, prompt_of(10, ord(name)), 20)
@@ -170,8 +170,8 @@ def test_a_cancel_while_decoding_leaves_the_neighbours_alone(networks):
 def test_cancelling_what_has_ended_or_never_was_is_harmless(networks):
     driver = Driver(networks("llama"))
     driver.run(make_request("a", prompt_of(3), max_tokens=2))
-    driver.loop.cancel("a")
-    driver.loop.cancel("unknown")
+    driver.loop.requests.cancel("a")
+    driver.loop.requests.cancel("unknown")
     driver.loop.check()
     assert driver.loop.is_idle
 
@@ -197,7 +197,7 @@ def test_a_request_that_breaks_a_step_fails_alone(networks):
     driver = Driver(PoisonedNetwork(network))
     good = [make_request(f"g{i}", prompt_of(10 + i, i), max_tokens=16) for i in range(3)]
     for request in good:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     for _ in range(6):
         driver.turn()
     outcomes = driver.run(make_request("bad", prompt_of(5), sampling=bias))
@@ -264,9 +264,9 @@ def test_failures_that_working_batches_lie_between_cost_no_batching(networks, ca
 
 def test_a_short_request_overtakes_a_long_prefill(networks):
     driver = Driver(networks("llama"), prefill_chunk_alone=16, prefill_chunk=16, prefill_pause_ms=1)
-    driver.loop.submit(make_request("long", prompt_of(600), max_tokens=1))
+    driver.loop.requests.submit(make_request("long", prompt_of(600), max_tokens=1))
     driver.turn()
-    driver.loop.submit(make_request("short", prompt_of(8), max_tokens=2))
+    driver.loop.requests.submit(make_request("short", prompt_of(8), max_tokens=2))
     while "short" not in driver.outcomes or driver.outcomes["short"].finish is None:
         driver.turn()
     assert "long" not in driver.outcomes
@@ -276,7 +276,7 @@ def test_a_short_request_overtakes_a_long_prefill(networks):
 
 def test_prefill_done_is_published_once_before_the_first_token(networks):
     driver = Driver(networks("llama"), prefill_chunk_alone=16)
-    driver.loop.submit(make_request("a", prompt_of(40), max_tokens=3))
+    driver.loop.requests.submit(make_request("a", prompt_of(40), max_tokens=3))
     while not driver.loop.is_idle:
         driver.loop.turn()
     events = [event for told in driver.desk.published for _, event in events_in(told)]
@@ -302,7 +302,7 @@ def test_every_vocabulary_id_may_be_biased(networks):
 
 def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):
     driver = Driver(networks("llama"))
-    driver.loop.submit(make_request("a", prompt_of(5), max_tokens=150))
+    driver.loop.requests.submit(make_request("a", prompt_of(5), max_tokens=150))
     held = []
     while not driver.loop.is_idle:
         driver.turn()
@@ -329,7 +329,7 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
     network = networks("llama")
     driver = Driver(network)
     good, bad = make_request("good", prompt_of(10)), make_request("bad", prompt_of(200))
-    driver.loop.submit(good)
+    driver.loop.requests.submit(good)
     driver.turn()
 
     def refuse(_keeper, _row):
@@ -369,7 +369,7 @@ def test_a_prompt_whose_path_cannot_be_held_tells_no_wrong_time(networks, monkey
         raise RuntimeError("no path")
 
     monkeypatch.setattr(CachingPrefixStore, "claim", claim)
-    driver.loop.submit(make_request("a", prompt_of(20)))
+    driver.loop.requests.submit(make_request("a", prompt_of(20)))
     while not driver.desk.published:
         driver.loop.turn()
     [done] = filter(None, (told.steps["a"].prefill for told in driver.desk.published))
@@ -385,7 +385,7 @@ def test_the_rate_of_a_resumed_row_leaves_out_what_another_process_drew():
 
 def test_what_disagrees_when_the_loop_falls_idle_ends_the_process(networks):
     driver = Driver(networks("llama"))
-    driver.loop.submit(make_request("a", prompt_of(5), max_tokens=2))
+    driver.loop.requests.submit(make_request("a", prompt_of(5), max_tokens=2))
     driver.loop.scheduler.fetching.append(Row(make_request("stray", prompt_of(5))))
 
     def run_until_idle():

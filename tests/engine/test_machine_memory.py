@@ -30,7 +30,7 @@ class Shared:
 
     def submit(self, *requests):
         for request in requests:
-            self.driver.loop.submit(request)
+            self.driver.loop.requests.submit(request)
 
     def finish(self, *requests):
         for _ in range(3000):

@@ -45,7 +45,7 @@ def open_requests(count, *, max_tokens=EXPECTED + 60, **options):
 def run_watched(driver, requests):
     """Run to the end; return the outcomes and the most that running rows took and reserved."""
     for request in requests:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     taken = reserved = 0
     while not driver.loop.is_idle:
         driver.turn()
@@ -96,7 +96,7 @@ def test_a_pause_is_resumed_from_the_prompt_cache(networks):
     driver = limited_driver(network, max_kv_bytes=room_for(network, 300 + EXPECTED, rows=2))
     for i in range(2):
         request = make_request(f"r{i}", prompt_of(300, i), max_tokens=60, is_open_ended=True)
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     while driver.loop.status().metrics["slots_taken"] < 2:
         driver.turn()
     while not driver.loop.status().metrics["waiting"]:
@@ -147,7 +147,7 @@ def test_a_lone_request_that_fills_the_memory_ends_with_length(networks, caplog)
 def test_what_could_never_fit_is_refused_at_once(networks):
     network = networks("llama")
     driver = limited_driver(network, max_kv_bytes=room_for(network, 100))
-    driver.loop.submit(make_request("r", prompt_of(90), max_tokens=11))
+    driver.loop.requests.submit(make_request("r", prompt_of(90), max_tokens=11))
     assert driver.loop.is_idle
     driver.turn()
     refused = driver.outcomes["r"].error
@@ -163,7 +163,7 @@ def test_requests_wait_while_their_limits_do_not_fit_together(networks):
     free = Driver(network).run(*requests)
     driver = limited_driver(network, max_kv_bytes=room_for(network, 100, rows=2))
     for request in requests:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     driver.turn()
     assert (
         driver.loop.status().metrics["slots_taken"],
@@ -183,7 +183,7 @@ def test_the_prompt_cache_gives_way_to_requests_and_grows_back(networks):
     before = driver.loop.status().metrics
     assert before["prompt_cache.bytes"] > budget // 3
     request = make_request("large", prompt_of(1500, 99), max_tokens=300)
-    driver.loop.submit(request)
+    driver.loop.requests.submit(request)
     driver.turn()
     squeezed = driver.loop.status().metrics
     assert squeezed["prompt_cache.budget_bytes"] == budget - room_for(network, 1800)
@@ -203,7 +203,7 @@ def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
     driver = limited_driver(network, max_kv_bytes=room_for(network, 80 + EXPECTED, rows=3))
     requests = open_requests(5)
     for request in requests:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     seen = set()
     for _ in range(3 * EXPECTED):
         driver.turn()
@@ -218,7 +218,7 @@ def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
             break
     assert seen
     for request in requests:
-        driver.loop.cancel(request.request_id)
+        driver.loop.requests.cancel(request.request_id)
         driver.loop.check()
     while not driver.loop.is_idle:
         driver.turn()
@@ -268,12 +268,12 @@ def test_a_crowd_that_comes_and_goes_loses_no_token(networks, seed):
     leaving = rng.sample(requests, 5)
     left = set()
     for request in requests:
-        driver.loop.submit(request)
+        driver.loop.requests.submit(request)
     while not driver.loop.is_idle:
         driver.turn()
         if leaving and rng.random() < 0.02:
             request_id = leaving.pop().request_id
-            driver.loop.cancel(request_id)
+            driver.loop.requests.cancel(request_id)
             left.add(request_id)
             driver.loop.check()
     for request, expected in zip(requests, free, strict=True):

@@ -100,12 +100,12 @@ def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
 def test_an_aborted_prefill_goes_on_where_it_stopped(networks, family):
     driver = driver_for(networks, family)
     long = prompt_of(300)
-    driver.loop.submit(make_request("aborted", long))
+    driver.loop.requests.submit(make_request("aborted", long))
     for _ in range(3):
         driver.turn()
     [status] = driver.loop.status().requests
     assert 0 < status.prefilled_tokens < 299
-    driver.loop.cancel("aborted")
+    driver.loop.requests.cancel("aborted")
     request = make_request("again", long)
     outcome = driver.run(request)[0]
     assert outcome.cached_tokens == status.prefilled_tokens
@@ -126,11 +126,11 @@ def test_requests_on_shared_prefixes_that_come_and_go_at_any_step_are_right(netw
         requests.append(
             make_request(f"r{i}", tokens, sampling=sampling, max_tokens=rng.randint(1, 30))
         )
-        driver.loop.submit(requests[-1])
+        driver.loop.requests.submit(requests[-1])
         for _ in range(rng.randint(0, 5)):
             driver.turn()
         if i % 7 == 6:
-            driver.loop.cancel(f"r{i - 1}")
+            driver.loop.requests.cancel(f"r{i - 1}")
     driver.run()
     finished = [r for r in requests if driver.outcome(r).finish is not None]
     assert len(finished) > 20

@@ -100,7 +100,7 @@ def test_a_store_that_other_ranks_keep_too_does_not_go_on_without_them(part):
         raise RuntimeError("out of memory")
 
     setattr(getattr(driver.loop.prefixes, owner), name, fail)
-    driver.loop.submit(make_request("second", prompt))
+    driver.loop.requests.submit(make_request("second", prompt))
     with pytest.raises(RuntimeError, match="out of memory"):
         run_dry(driver.loop)
 

@@ -123,10 +123,10 @@ class Storm:
             for _ in range(self.rng.choice([0, 0, 1, 3, 30])):
                 self.turn()
             if self.rng.random() < 0.2:
-                self.loop.cancel(self.rng.choice(list(self.requests)))
+                self.loop.requests.cancel(self.rng.choice(list(self.requests)))
             if self.rng.random() < 0.01:
                 for name in self.requests:
-                    self.loop.cancel(name)
+                    self.loop.requests.cancel(name)
         turns = 0
         while not self.loop.is_idle:
             self.turn()
@@ -136,7 +136,7 @@ class Storm:
     def submit(self):
         request = self.request()
         self.requests[request.request_id] = request
-        self.loop.submit(request)
+        self.loop.requests.submit(request)
 
     def turn(self):
         self.driver.turn()

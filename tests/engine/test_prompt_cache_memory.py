@@ -180,26 +180,26 @@ def stop_by_length(driver):
 
 def cancel_waiting(driver):
     for i in range(3):
-        driver.loop.submit(make_request(f"r{i}", LONG))
+        driver.loop.requests.submit(make_request(f"r{i}", LONG))
     for i in range(3):
-        driver.loop.cancel(f"r{i}")
+        driver.loop.requests.cancel(f"r{i}")
 
 
 def cancel_in_prefill(driver):
-    driver.loop.submit(make_request("a", LONG))
+    driver.loop.requests.submit(make_request("a", LONG))
     driver.turn()
     [status] = driver.loop.status().requests
     assert 0 < status.prefilled_tokens < len(LONG) - 1
-    driver.loop.cancel("a")
+    driver.loop.requests.cancel("a")
 
 
 def cancel_in_decode(driver):
     for i in range(3):
-        driver.loop.submit(make_request(f"r{i}", [*LONG[:90], i], max_tokens=99))
+        driver.loop.requests.submit(make_request(f"r{i}", [*LONG[:90], i], max_tokens=99))
     while not all(row.generated_tokens > 2 for row in driver.loop.status().requests):
         driver.turn()
     for i in range(3):
-        driver.loop.cancel(f"r{i}")
+        driver.loop.requests.cancel(f"r{i}")
 
 
 def fail_in_prefill(driver):

@@ -44,7 +44,7 @@ def test_a_hit_copies_nothing(networks, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_goes_on_with_what_it_has_stored(networks, family):
     driver = Driver(networks(family))
-    driver.loop.submit(request("first", 7, 8, 9, max_tokens=6))
+    driver.loop.requests.submit(request("first", 7, 8, 9, max_tokens=6))
     while not driver.outcomes.get("first"):
         driver.turn()
     leaves = referring(driver.loop.batch.caches.layers)
@@ -58,7 +58,7 @@ def test_rows_on_one_prefix_hold_it_once_and_draw_the_tokens_of_cold_ones(networ
     driver = Driver(networks(family))
     driver.run(request("before"))
     for each in requests:
-        driver.loop.submit(each)
+        driver.loop.requests.submit(each)
     shared = []
     while not driver.loop.is_idle:
         driver.turn()
@@ -89,7 +89,7 @@ def test_admission_charges_a_prefix_once(networks):
     driver = short_of_memory(networks("llama"), rows=5)
     requests = on_long(5)
     for each in requests:
-        driver.loop.submit(each)
+        driver.loop.requests.submit(each)
     driver.turn()
     status = driver.loop.status()
     assert (status.metrics["slots_taken"], status.metrics["waiting"]) == (5, 0)

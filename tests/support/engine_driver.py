@@ -233,10 +233,10 @@ class Driver:
 
     def run(self, *requests: GenerationRequest) -> list[Outcome]:
         for request in requests:
-            self.loop.submit(request)
+            self.loop.requests.submit(request)
         while not self.loop.is_idle or self.loop.status().metrics["waiting"]:
             if self.loop.is_idle:
-                self.loop.take_in(self.fetched.get(timeout=10))
+                self.loop.requests.take_in(self.fetched.get(timeout=10))
             self.turn()
         return [self.outcomes[request.request_id] for request in requests]
 

@@ -112,11 +112,11 @@ def test_a_pass_begins_early_unless_another_is_in_flight(networks, family, dispa
 def test_a_pass_after_one_whose_tokens_have_been_read_begins_early(networks, dispatched):
     network = Watched(networks("llama"), dispatched)
     driver = Driver(network)
-    driver.loop.submit(make_request("a", prompt_of(20), max_tokens=20))
+    driver.loop.requests.submit(make_request("a", prompt_of(20), max_tokens=20))
     for _ in range(8):
         driver.turn()
     assert network.passes[-1] == (1, False)
-    driver.loop.submit(make_request("b", prompt_of(20)[5:], max_tokens=20))
+    driver.loop.requests.submit(make_request("b", prompt_of(20)[5:], max_tokens=20))
     network.passes.clear()
     for _ in range(3):
         driver.turn()
