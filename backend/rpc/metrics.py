@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -10,15 +10,15 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 from opentelemetry.instrumentation.grpc import aio_server_interceptor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.core import Metric as Family
 
 from backend.core.engine_status import EngineState, EngineStatus, RequestPhase
 from backend.core.metric_table import METRICS, Metric, MetricKind, Values
 from backend.pipeline.served_model import ServedModel
-from common.address import AddressError, bind_problem, split_address
 from common.rpc import Context, Continuation, FoundHandler
+from common.web import HttpServer
 
 
 class ObservedEngine(Protocol):
@@ -32,30 +32,13 @@ class ObservedEngine(Protocol):
         """Return a snapshot, at once; from any thread."""
 
 
-class MetricsServer:
-    """Answers scrapes of one engine on its own threads until its context exits."""
+class MetricsServer(HttpServer):
+    """Answers scrapes of one engine."""
 
     def __init__(self, address: str, engine: ObservedEngine) -> None:
-        host, port = split_address(address)
         registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
-        try:
-            self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
-        except OSError as error:
-            raise AddressError(address, bind_problem(error)) from None
-
-    @property
-    def port(self) -> int:
-        """The port: the requested one, or a free one instead of 0."""
-        return self._server.server_port
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(address, make_wsgi_app(registry), "metrics")
 
 
 class EngineCollector:

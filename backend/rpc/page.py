@@ -5,16 +5,11 @@ import hmac
 import ipaddress
 import json
 import logging
-import socket
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import CancelledError
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
@@ -24,7 +19,8 @@ from backend.pb import backend_pb2 as pb
 from backend.rpc.reports import inspect_reply
 from backend.rpc.servicer import ServedEngine
 from backend.rpc.services import inspect_prompt_cache
-from common.address import AddressError, bind_problem, split_address
+from common.address import split_address
+from common.web import HttpServer
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -130,7 +126,6 @@ def _refusal(status: HTTPStatus, problem: str) -> Answer:
 
 
 _ANSWER_TIMEOUT_S = 10.0
-_POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -145,30 +140,22 @@ class PageServer:
             address: `HOST:PORT`.
             token: Required for its data, as for the RPCs; empty for none.
         """
-        host, port = split_address(address)
+        host, _ = split_address(address)
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         data = {"/inspect": self._inspect, "/prompt-cache": self._prompt_cache}
-        server = _Server6 if host.startswith("[") else _Server
-        try:
-            self._server = server((host.strip("[]"), port), _Handler)
-        except OSError as error:
-            raise AddressError(address, bind_problem(error)) from None
-        self._server.set_app(Application(data, token=token, host=host))
-        self.url = f"http://{host}:{self._server.server_port}/"
-        serve = partial(self._server.serve_forever, _POLL_S)
-        self._thread = threading.Thread(target=serve, name="page", daemon=True)
+        application = Application(data, token=token, host=host)
+        self._server = HttpServer(address, application, "page")
+        self.url = f"http://{host}:{self._server.port}/"
         if not token and not _is_loopback(host):
             log.warning("%s is open to anyone who can reach it: the backend has no token", self.url)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.__enter__()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        self._server.__exit__(*error)
 
     def _inspect(self) -> bytes:
         return _json(inspect_reply(self._engine.model, self._engine.status()))
@@ -187,25 +174,6 @@ class PageServer:
         except (TimeoutError, CancelledError):
             future.cancel()
             raise UnavailableError("the engine does not answer") from None
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def handle_error(self, _request: object, _client: object) -> None:
-        log.debug("a caller of the dashboard has left")
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    # A caller that sends nothing is dropped.
-    timeout = _ANSWER_TIMEOUT_S
-
-    def log_message(self, *_arguments: object) -> None:
-        """Log nothing: an open page polls every second."""
 
 
 def _json(message: Message) -> bytes:
