@@ -365,6 +365,7 @@ class ModelOptions:
         memory_utilization: The usable share of the device's memory, from 0 to 1.
         threads: Maximum for matrix products on a Linux CPU; `None` is one per core.
         environment: Variables of the engine process, in place of inherited ones.
+        state_dir: Of this user's files; set by the engine, `None` is that in the home.
     """
 
     model: str
@@ -377,6 +378,7 @@ class ModelOptions:
     memory_utilization: float = MEMORY_UTILIZATION
     threads: int | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    state_dir: Path | None = None
     adapters: tuple[Adapter, ...] = ()
     grammar_triggers: tuple[str, ...] = ()
     media_limits: MediaLimits = MediaLimits()

@@ -26,6 +26,7 @@ from backend.engine.distributed.topology import (
 from backend.engine.processes import die_first, die_with_parent, start_follower
 from backend.errors import BackendError, LoadFailedError
 from common import log as logs
+from common.directories import state_directory
 
 if TYPE_CHECKING:
     from backend.engine.messages.codec import Channel
@@ -113,7 +114,7 @@ def be_engine(server_fd: int) -> NoReturn:
         text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
         refuse(server, LoadFailedError(text))
     install()
-    Boot(server).run()
+    Boot(server, state_directory(os.environ)).run()
 
 
 def _leave_signals_to_server() -> None:

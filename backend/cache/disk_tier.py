@@ -103,6 +103,11 @@ class NodeDirectory:
         self._full = Seldom(FULL_INTERVAL_S)
         self.bytes = self.damaged = self.written_bytes = 0
 
+    @property
+    def path(self) -> Path:
+        """The folder of all models."""
+        return self._folder.path
+
     def look_again(self) -> None:
         """Add new files to the index, and drop removed ones."""
         files = self._folder.files()
@@ -460,9 +465,8 @@ class DiskTier:
     def _complain(self, error: OSError) -> None:
         """Log a failure, but not every one: a full disk refuses every node."""
         if self._complaints.is_due():
-            log.warning(
-                "prompt cache: the disk failed (%d times so far): %s", self._failures, error
-            )
+            problem = "prompt cache: the disk of %s failed (%d times so far): %s"
+            log.warning(problem, self._directory.path, self._failures, error)
 
     def _note_lost(self) -> None:
         lost = self._directory.take_lost()

@@ -213,7 +213,8 @@ class FindingsStore:
                 _replace(self._path, encoded(latest))
             except OSError as error:
                 self._is_writable = False
-                log.warning("what loads found of models is not kept: %s", error)
+                problem = "what loads found of models is not kept: MLX_BACKEND_FINDINGS %s: %s"
+                log.warning(problem, self._path, error.strerror or error)
 
     def _read(self, level: int) -> Mapping[str, Findings]:
         """Return what the file has; nothing if it is missing, foreign or malformed."""

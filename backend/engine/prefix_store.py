@@ -68,7 +68,7 @@ class DiskLink:
         self._tier: DiskTier | None = None
         self._tried: set[str] = set()
         if settings.root is not None:
-            self._open(settings.root)
+            self._open(settings.root, "cache_dir")
 
     @property
     def is_open(self) -> bool:
@@ -126,14 +126,14 @@ class DiskLink:
         if models_dir is None or not wanted.is_relative_to(realpath(models_dir)):
             log.warning("PromptCachePath %s is ignored: it is not below the models", path)
         else:
-            self._open(wanted)
+            self._open(wanted, "PromptCachePath")
 
-    def _open(self, root: Path) -> None:
+    def _open(self, root: Path, named: str) -> None:
         settings = self._settings
         try:
             directory = NodeDirectory(root, settings.fingerprint, settings.budget_bytes)
         except OSError as error:
-            log.warning("prompt cache: nothing is kept on disk: %s", error)
+            log.warning("%s: nothing is kept on disk: %s", named, error)
         else:
             self._tier = DiskTier(
                 directory,

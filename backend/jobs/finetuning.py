@@ -35,6 +35,7 @@ from backend.jobs.scratch import (
     is_checkpoint,
     leftovers,
     list_checkpoints,
+    refusals_of_disk,
     require_checkpoint,
     scratch,
     write_state,
@@ -278,6 +279,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
         except OSError as error:
             problem = f"{job.target}: {error.strerror or error}"
             raise InvalidRequestError(job.target_field, problem) from error
+        stack.enter_context(refusals_of_disk(job.target_field, job.target, place))
         begun = Progress(status="training", message=note)
         training = _Training(job, schedule, model, types, source, report, stopping, work, begun)
         return training.run(dataset, tokenizer, resumed)

@@ -11,15 +11,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from backend.config import ModelOptions
-from backend.errors import InvalidRequestError
+from backend.errors import BackendError, InvalidRequestError
 from backend.jobs.job import Job
 from backend.model.checkpoint.hub import locate
 
 MARK = ".mlx-grpc-backend-job"
 _MAX_NAMES = 100
+_PROBE_BYTES = 2**16
 _OPEN_MARK = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _open: set[Path] = set()
@@ -144,13 +146,45 @@ def written_whole(
             partial = stack.enter_context(scratch(_partial(target)))
         except OSError as error:
             raise InvalidRequestError(field, f"{target}: {error.strerror or error}") from error
-        yield partial
+        with refusals_of_disk(field, target, partial.parent):
+            yield partial
         try:
             if target.exists():
                 target.rename(partial.with_name("replaced"))
             partial.rename(target)
         except OSError as error:
             raise InvalidRequestError(field, f"{target}: {error.strerror}") from error
+
+
+class refusals_of_disk:  # noqa: N801 (used as a function)
+    """A context that turns an error into one of a field if the disk takes nothing more.
+
+    Libraries have errors of their own for that, which tell neither the reason nor the place.
+    """
+
+    def __init__(self, field: str, target: Path, place: Path) -> None:
+        """Begin.
+
+        Args:
+            field: Of the request, which names the target.
+            place: The directory that is written to.
+        """
+        self._field = field
+        self._target = target
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, BackendError):
+            return
+        try:
+            with TemporaryFile(dir=self._place) as file:
+                file.write(bytes(_PROBE_BYTES))
+        except OSError as refusal:
+            problem = f"{self._target}: {refusal.strerror}"
+            raise InvalidRequestError(self._field, problem) from error
 
 
 def _partial(target: Path) -> Path:

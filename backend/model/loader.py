@@ -113,7 +113,8 @@ def load(
         else:
             model = _lazy_model(options, directory, config, divide, renders=renders)
             if model.experts is not None:
-                model.experts.open(options, directory, [directory, _own_folder(directory)])
+                own = _own_folder(options, directory)
+                model.experts.open(options, directory, [directory, own])
             require_memory(model.card.weights_bytes, memory_bytes() - beside_bytes)
             make_room(model.card.weights_bytes + beside_bytes)
             evaluate(model.network)
@@ -282,10 +283,10 @@ def _take_out(network: Network) -> "Experts":
     return experts
 
 
-def _own_folder(directory: Path) -> Path:
+def _own_folder(options: ModelOptions, directory: Path) -> Path:
     """Return this user's folder for what belongs beside a checkpoint that nobody may change."""
     name = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=_NAME_BYTES).hexdigest()
-    return state_directory({}) / "experts" / name
+    return (options.state_dir or state_directory({})) / "experts" / name
 
 
 def _media_support(

@@ -174,3 +174,16 @@ def test_a_full_disk_fails_the_load_and_keeps_no_half_of_a_store(small_disk, tin
         backend.load(place)
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "experts: their store takes" in failed.value.details()
+
+
+def test_a_store_that_cannot_be_beside_its_checkpoint_is_in_the_state_directory(
+    small_disk, tiny_models, tmp_path
+):
+    model, place = tiny_models("qwen3_moe"), tmp_path / "mixture"
+    state = tmp_path.with_name("moved")
+    fixed = f'cp -r {model} {place} && mount -o remount,ro {tmp_path} && exec "$@"'
+    prefix = (*small_disk(2**24), "sh", "-c", fixed, "sh")
+    environment = {**os.environ, "XDG_STATE_HOME": str(state)}
+    with real_backend(tmp_path.with_name("log"), environment, prefix) as backend:
+        backend.load(place, Options=ON_DISK)
+    assert len(list(state.glob(f"mlx-grpc-backend/experts/*/{STORE_NAME}"))) == 1

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 from msgspec import structs
@@ -161,8 +162,14 @@ _NEWS_DELAY_S = 2.0
 class Boot:
     """Loads one model into this process, and serves it until the process ends."""
 
-    def __init__(self, server: Channel) -> None:
+    def __init__(self, server: Channel, state: Path | None = None) -> None:
+        """Prepare.
+
+        Args:
+            state: Directory of this user's files; `None` is that in the home.
+        """
         self._server = server
+        self._state = state
         self._share = MachineShare()
         self._port = ServerPort(server, self._share)
 
@@ -190,7 +197,8 @@ class Boot:
 
     def _load(self, load: Load) -> EngineLoop | EncoderLoop:
         """Load a model, and start listening to the server."""
-        load = self._share.join(load)
+        options = replace(load.options, state_dir=self._state)
+        load = self._share.join(structs.replace(load, options=options))
         model, loop = self._load_group(load) or self._load_alone(load)
         self._serve(model, loop)
         return loop

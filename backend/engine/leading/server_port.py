@@ -41,9 +41,9 @@ from backend.engine.rows.admission import (
 log = logging.getLogger(__name__)
 
 _NO_LEDGER = (
-    "the ledger of the machine's memory cannot be used: %s. Other backends may be at work unseen, "
-    "so this one takes %.1f of %.1f GiB. MLX_BACKEND_LEDGER names another directory for it; "
-    "the option memory_ledger:false takes all"
+    "the ledger of the machine's memory, %s, cannot be used: %s. Other backends may be at work "
+    "unseen, so this one takes %.1f of %.1f GiB. MLX_BACKEND_LEDGER names another directory for "
+    "it; the option memory_ledger:false takes all"
 )
 
 
@@ -75,7 +75,8 @@ class MachineShare:
         try:
             ledger = MemoryLedger.opened(load.ledger, entry, usable)
         except OSError as error:
-            log.warning(_NO_LEDGER, error, UNTOLD_MEMORY_SHARE * usable / 2**30, usable / 2**30)
+            share, reason = UNTOLD_MEMORY_SHARE * usable / 2**30, error.strerror or error
+            log.warning(_NO_LEDGER, load.ledger, reason, share, usable / 2**30)
             share = UNTOLD_MEMORY_SHARE * options.memory_utilization
             cautious = replace(options, memory_utilization=share)
             return msgspec.structs.replace(load, options=cautious)
