@@ -6,6 +6,7 @@ BackendError
 │   └── GrammarError           a grammar or schema cannot be enforced
 │       └── GrammarSyntaxError it is malformed; the message gives the position
 ├── ModelNotLoadedError        nothing is loaded
+├── WrongModelError            the request names another model than the loaded one
 ├── OverloadedError            too many requests are waiting
 ├── UnsupportedError           the loaded model cannot do it
 ├── ShuttingDownError          the process is shutting down
@@ -76,6 +77,10 @@ class ModelNotLoadedError(BackendError):
 
     def __init__(self) -> None:
         super().__init__("model not loaded")
+
+
+class WrongModelError(BackendError):
+    """The request names another model than the loaded one. The host matches on the text."""
 
 
 class OverloadedError(BackendError):

@@ -141,6 +141,20 @@ async def _refuse(_requests: object, context: Context) -> None:
 IDENTITY_FIELD = "ModelIdentity"
 
 
+def identity_mismatch(request: object, loaded: str) -> str:
+    """Return the message for a request that names another model; empty if it names none.
+
+    The host looks for its first words, and removes the replica from its list.
+
+    Args:
+        loaded: The name of the loaded model; empty matches everything.
+    """
+    wanted = getattr(request, IDENTITY_FIELD, "")
+    if not wanted or not loaded or wanted == loaded:
+        return ""
+    return f"model identity mismatch: {wanted!r} was asked for, {loaded!r} is loaded"
+
+
 class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
     """Compares the model that a request names with the loaded one.
 
@@ -163,14 +177,8 @@ class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _compare(self, request: object, context: Context) -> AsyncIterator[None]:
-        wanted, loaded = getattr(request, IDENTITY_FIELD, ""), self._loaded_model()
-        if wanted and loaded and wanted != loaded:
-            # The host looks for this text and removes the replica from its list.
-            await abort(
-                context,
-                grpc.StatusCode.NOT_FOUND,
-                f"model identity mismatch: {wanted!r} was asked for, {loaded!r} is loaded",
-            )
+        if problem := identity_mismatch(request, self._loaded_model()):
+            await abort(context, grpc.StatusCode.NOT_FOUND, problem)
         yield
 
 

@@ -143,6 +143,7 @@ STATUS_CODES: dict[type[errors.BackendError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     # Distributed hosts drop the replica on this status: nothing else may use it.
     errors.ModelNotLoadedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.WrongModelError: grpc.StatusCode.NOT_FOUND,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RefusedMediumError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnsupportedError: grpc.StatusCode.UNIMPLEMENTED,

@@ -32,7 +32,7 @@ from backend.core.step import (
     ToolCallDelta,
     Usage,
 )
-from backend.errors import BackendError, ModelNotLoadedError
+from backend.errors import BackendError, ModelNotLoadedError, WrongModelError
 from backend.jobs.job import COMPLETED, FineTuning, JobBoard, Progress, Quantization
 from backend.jobs.scratch import list_checkpoints
 from backend.output.collect import Collector, Completion, to_json
@@ -64,7 +64,7 @@ from backend.rpc.reports import metadata_response, metrics_response, status_resp
 from backend.rpc.server import FallibleEngine
 from common.machine_memory import Heap
 from common.process import in_own_thread
-from common.rpc import Context
+from common.rpc import Context, identity_mismatch
 
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
@@ -331,7 +331,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self, request: pb.PredictOptions, _context: Context
     ) -> pb.TokenizationResponse:
         """Answer with the ids of a text, or of a rendered conversation."""
-        model = await self._model()
+        model = await self._model(request)
         token_ids = await tokenize(await self._call(prompt_part(request), model), model)
         return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
 
@@ -340,7 +340,9 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     ) -> pb.DetokenizeResponse:
         """Answer with the text of ids."""
         require_at_most("tokens", request.tokens, MAX_TOKEN_IDS)
-        return pb.DetokenizeResponse(content=await detokenize(request.tokens, await self._model()))
+        return pb.DetokenizeResponse(
+            content=await detokenize(request.tokens, await self._model(request))
+        )
 
     async def Status(self, _request: pb.HealthMessage, _context: Context) -> pb.StatusResponse:
         """Answer with state and memory."""
@@ -353,39 +355,41 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         return metrics_response(self._engine.status())
 
     async def ModelMetadata(
-        self, _request: pb.ModelOptions, _context: Context
+        self, request: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
         """Answer with the abilities of the loaded model."""
-        return await metadata_response(await self._model())
+        return await metadata_response(await self._model(request))
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         """Answer with the vector of a text, or of each of its tokens."""
         return embedding_result(
-            await embed(embedding_call(request), await self._model(), self._engine)
+            await embed(embedding_call(request), await self._model(request), self._engine)
         )
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
         return score_response(
-            await score(score_call(request), await self._model(), self._engine), request
+            await score(score_call(request), await self._model(request), self._engine), request
         )
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""
-        return rerank_result(await rerank(rerank_call(request), await self._model(), self._engine))
+        return rerank_result(
+            await rerank(rerank_call(request), await self._model(request), self._engine)
+        )
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         """Answer with the entities of a text."""
         call = classify_call(request)
-        return classify_response(await classify(call, await self._model(), self._engine))
+        return classify_response(await classify(call, await self._model(request), self._engine))
 
     async def AudioTranscription(
         self, request: pb.TranscriptRequest, _context: Context
     ) -> pb.TranscriptResult:
         """Answer with the words of a recording."""
-        parts = transcribe(transcription_call(request), await self._model(), self._engine)
+        parts = transcribe(transcription_call(request), await self._model(request), self._engine)
         result = pb.TranscriptResult()
         async with aclosing(parts):
             async for part in parts:
@@ -397,7 +401,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         self, request: pb.TranscriptRequest, context: Context
     ) -> None:
         """Send the words of a recording as they are recognised, and the full result last."""
-        parts = transcribe(transcription_call(request), await self._model(), self._engine)
+        parts = transcribe(transcription_call(request), await self._model(request), self._engine)
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, str):
@@ -418,14 +422,22 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             if before is not None and before is not self._engine.model:
                 worker_pool.renew_threads()
 
-    async def _model(self) -> ServedModel:
-        """Return the loaded model; while one is being loaded, wait for it."""
+    async def _model(self, request: Message) -> ServedModel:
+        """Return the loaded model; while one is being loaded, wait for it.
+
+        Raises:
+            ModelNotLoadedError: There is none.
+            WrongModelError: It is another than the request names: the load may have begun after
+                the name was compared.
+        """
         if (model := await self._engine.loaded_model(MODEL_WAIT_S)) is None:
             raise ModelNotLoadedError
+        if problem := identity_mismatch(request, model.options.model):
+            raise WrongModelError(problem)
         return model
 
     async def _increments(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
-        model = await self._model()
+        model = await self._model(request)
         return generate(await self._call(request, model), model, self._engine)
 
     async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ClassVar
 
 import grpc
@@ -20,6 +21,7 @@ from backend.config import INLINE_REQUEST_BYTES
 from backend.pb import backend_pb2 as pb
 from backend.pipeline import worker_pool
 from scripts.tiny_encoders import build_cross_encoder
+from scripts.tiny_models import build
 from scripts.tiny_retrieval import build_reranker
 
 pytestmark = pytest.mark.mlx
@@ -223,3 +225,39 @@ async def test_requests_that_arrive_during_a_replacement_wait_for_it(decoders):
         replies = await asyncio.gather(*(backend.stub.Predict(PROMPT) for _ in range(20)))
         assert (await load).success
         assert {reply.tokens for reply in replies} == {2}
+
+
+async def test_no_answer_is_of_another_model_while_two_are_loaded_in_turn(tmp_path):
+    names = ("one", "two")
+    for seed, name in enumerate(names):
+        build("llama", tmp_path / name, seed=seed)
+    async with served() as backend:
+        load = partial(backend.load, ModelPath=str(tmp_path))
+        request = partial(pb.PredictOptions, Prompt="be bi bo", Tokens=6, IgnoreEOS=True)
+        expected = {}
+        for name in names:
+            await load(name)
+            expected[name] = (await backend.stub.Predict(request())).message
+        assert len(set(expected.values())) == 2
+        answers = {name: [] for name in names}
+        refusals = set()
+
+        async def ask(name):
+            while min(map(len, answers.values())) < 8:
+                try:
+                    reply = await backend.stub.Predict(request(ModelIdentity=name))
+                    answers[name].append(reply.message)
+                except grpc.aio.AioRpcError as error:
+                    refusals.add(error.code())
+                    await asyncio.sleep(0.02)
+
+        asking = asyncio.gather(*(ask(name) for name in names * 2))
+        while not asking.done():
+            for name in names:
+                await load(name)
+                await asyncio.sleep(0.2)
+        await asking
+    assert {name: set(found) for name, found in answers.items()} == {
+        name: {message} for name, message in expected.items()
+    }
+    assert refusals <= {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED}

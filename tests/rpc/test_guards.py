@@ -25,6 +25,16 @@ class Guards(NamedTuple):
     identity: bool
 
 
+# What these need to be looked at further.
+FIELDS = {
+    "Rerank": {"query": "a", "documents": ["b"]},
+    "Score": {"prompt": "a", "candidates": ["b"]},
+    "TokenClassify": {"text": "a"},
+    "Embedding": {"Embeddings": "a"},
+    "AudioTranscription": {"dst": __file__},
+    "AudioTranscriptionStream": {"dst": __file__},
+}
+
 OPEN_TO_HOSTS = Guards(token=True, identity=False)
 FOR_ONE_MODEL = Guards(token=True, identity=True)
 
@@ -104,6 +114,21 @@ async def test_a_call_with_the_token_is_served():
     async with served(ScriptedEngine(), auth_token=SESAME) as channel:
         for path in ("/backend.Backend/Health", "/grpc.health.v1.Health/Check"):
             assert await call(channel, path, metadata=SESAME_METADATA) is not None
+
+
+@pytest.mark.parametrize("path", [path for path, guards in GUARDS.items() if guards.identity])
+async def test_a_request_that_waited_for_another_model_is_refused(path, monkeypatch):
+    engine, model = ScriptedEngine(loaded=False), ScriptedEngine().model
+
+    async def loaded_model(_timeout_s):
+        return model
+
+    monkeypatch.setattr(engine, "loaded_model", loaded_model)
+    fields = {IDENTITY_FIELD: "org/other", **FIELDS.get(path.rpartition("/")[2], {})}
+    request = GetMessageClass(METHODS[path].input_type)(**fields)
+    async with served(engine) as channel:
+        code, details = await code_of(call(channel, path, request.SerializeToString()))
+    assert (code, "model identity mismatch" in details) == (CODE.NOT_FOUND, True)
 
 
 @pytest.mark.parametrize("path", [path for path, guards in GUARDS.items() if guards.identity])
