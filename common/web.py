@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -24,18 +25,34 @@ if TYPE_CHECKING:
 # Beyond them the one that has waited longest for its request is dropped.
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 * 1024
-# From its first byte to its last, however slowly they come.
-REQUEST_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a connection is kept.
+
+    Attributes:
+        request_s: For a request, from its first byte to its last, however slowly they come.
+        answer_s: For the answer, however slowly it is read.
+    """
+
+    request_s: float = 10.0
+    answer_s: float = 30.0
+
+
 class HttpServer:
     """Answers with a WSGI application on threads of its own until its context exits."""
 
-    def __init__(self, address: str, application: "WSGIApplication", name: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        application: "WSGIApplication",
+        name: str,
+        patience: Patience = Patience(),
+    ) -> None:
         """Listen.
 
         Args:
@@ -48,7 +65,7 @@ class HttpServer:
         """
         host, port = split_address(address)
         try:
-            self._server = _Server(host.strip("[]"), port)
+            self._server = _Server(host.strip("[]"), port, patience)
         except OSError as error:
             raise AddressError(address, bind_problem(error)) from None
         self._server.set_app(application)
@@ -73,7 +90,8 @@ class HttpServer:
 class _Connections:
     """The open connections, some with the time at which they are dropped; from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
         self._lock = threading.Lock()
         self._asking: dict[socket.socket, float] = {}
         self._answered: dict[socket.socket, float] = {}
@@ -87,7 +105,7 @@ class _Connections:
         with self._lock:
             if len(self._asking) + len(self._answered) >= MAX_CONNECTIONS:
                 self._drop_first(self._asking or self._answered)
-            self._asking[connection] = time.monotonic() + REQUEST_TIMEOUT_S
+            self._asking[connection] = time.monotonic() + self._patience.request_s
 
     def answer(self, connection: socket.socket) -> None:
         """Note that a request is complete.
@@ -98,7 +116,7 @@ class _Connections:
         with self._lock:
             if self._asking.pop(connection, None) is None:
                 raise ConnectionError
-            self._answered[connection] = time.monotonic() + ANSWER_TIMEOUT_S
+            self._answered[connection] = time.monotonic() + self._patience.answer_s
 
     def remove(self, connection: socket.socket) -> None:
         """Forget a connection, which is about to be closed."""
@@ -129,10 +147,10 @@ class _Server(ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, patience: Patience) -> None:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]
-        self.connections = _Connections()
+        self.connections = _Connections(patience)
         super().__init__((host, port), _Handler)
 
     def verify_request(self, _request: object, _client: object) -> bool:
@@ -156,7 +174,6 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     server: _Server
-    timeout = REQUEST_TIMEOUT_S
 
     def handle(self) -> None:
         """Read a request's head within its limits, then answer."""

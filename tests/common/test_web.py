@@ -7,8 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-import common.web
-from common.web import MAX_CONNECTIONS, MAX_HEAD_BYTES, HttpServer
+from common.web import MAX_CONNECTIONS, MAX_HEAD_BYTES, HttpServer, Patience
 
 TIMEOUT_S = 30.0
 
@@ -46,9 +45,9 @@ def test_the_one_that_waits_longest_is_dropped_when_there_are_too_many(server):
         assert first.recv(1) == b""
 
 
-def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_another(server, monkeypatch):
-    monkeypatch.setattr(common.web, "REQUEST_TIMEOUT_S", 0.3)
-    with connect(server) as slow:
+def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_another():
+    patience = Patience(request_s=0.3)
+    with HttpServer("127.0.0.1:0", hello, "hello", patience) as server, connect(server) as slow:
         start = time.monotonic()
         slow.settimeout(0.05)
         with suppress(ConnectionError):
@@ -60,15 +59,14 @@ def test_a_request_that_comes_byte_by_byte_has_no_more_time_than_another(server,
         assert time.monotonic() < start + TIMEOUT_S / 2
 
 
-def test_an_answer_has_its_time_however_it_is_read(monkeypatch):
-    monkeypatch.setattr(common.web, "ANSWER_TIMEOUT_S", 0.3)
-
+def test_an_answer_has_its_time_however_it_is_read():
     def endless(_environ, start_response):
         start_response("200 OK", [("Content-Type", "text/plain")])
         while True:
             yield b"x" * 2**16
 
-    with HttpServer("127.0.0.1:0", endless, "endless") as server, connect(server) as caller:
+    patience = Patience(answer_s=0.3)
+    with HttpServer("127.0.0.1:0", endless, "x", patience) as server, connect(server) as caller:
         caller.send(b"GET / HTTP/1.0\r\n\r\n")
         with suppress(ConnectionError):
             while caller.recv(2**16):

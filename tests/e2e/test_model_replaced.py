@@ -243,19 +243,20 @@ async def test_no_answer_is_of_another_model_while_two_are_loaded_in_turn(tmp_pa
         refusals = set()
 
         async def ask(name):
-            while min(map(len, answers.values())) < 8:
+            while not ended.is_set():
                 try:
                     reply = await backend.stub.Predict(request(ModelIdentity=name))
                     answers[name].append(reply.message)
                 except grpc.aio.AioRpcError as error:
                     refusals.add(error.code())
-                    await asyncio.sleep(0.02)
 
+        ended = asyncio.Event()
         asking = asyncio.gather(*(ask(name) for name in names * 2))
-        while not asking.done():
-            for name in names:
-                await load(name)
-                await asyncio.sleep(0.2)
+        for name in names * 4:
+            await load(name)
+            count = len(answers[name])
+            await until(lambda found=answers[name], count=count: len(found) > count + 2)
+        ended.set()
         await asking
     assert {name: set(found) for name, found in answers.items()} == {
         name: {message} for name, message in expected.items()

@@ -116,17 +116,18 @@ async def test_a_call_with_the_token_is_served():
             assert await call(channel, path, metadata=SESAME_METADATA) is not None
 
 
+class Loading(ScriptedEngine):
+    """Has no model until a request waits for it."""
+
+    async def loaded_model(self, timeout_s):  # noqa: ARG002
+        return ScriptedEngine().model
+
+
 @pytest.mark.parametrize("path", [path for path, guards in GUARDS.items() if guards.identity])
-async def test_a_request_that_waited_for_another_model_is_refused(path, monkeypatch):
-    engine, model = ScriptedEngine(loaded=False), ScriptedEngine().model
-
-    async def loaded_model(_timeout_s):
-        return model
-
-    monkeypatch.setattr(engine, "loaded_model", loaded_model)
+async def test_a_request_that_waited_for_another_model_is_refused(path):
     fields = {IDENTITY_FIELD: "org/other", **FIELDS.get(path.rpartition("/")[2], {})}
     request = GetMessageClass(METHODS[path].input_type)(**fields)
-    async with served(engine) as channel:
+    async with served(Loading(loaded=False)) as channel:
         code, details = await code_of(call(channel, path, request.SerializeToString()))
     assert (code, "model identity mismatch" in details) == (CODE.NOT_FOUND, True)
 
