@@ -279,14 +279,20 @@ class Engine(Generic[HandleT]):
     async def _prepared(self, request: PrepareMedium) -> PreparedMedium:
         """Have a medium prepared by the process with the model."""
         if self._model is None or not self._supervisor.is_serving:
-            raise ModelNotLoadedError
+            raise self._without_model()
         prepared: PreparedMedium = await self.calls.compute(request)
         return prepared
+
+    def _without_model(self) -> BackendError:
+        """Return the error of a request whose model has gone."""
+        if self.load_task is not None:
+            return RequestCancelledError("another model is being loaded")
+        return ModelNotLoadedError()
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
         """Return the limits of the loaded model, if the handle is not stale."""
         if not self._supervisor.is_serving or self._model is None or self._served is None:
-            raise ModelNotLoadedError
+            raise self._without_model()
         if model is not self._model:
             # Its tokens mean something else to the present model.
             raise RequestCancelledError("another model was loaded while the request was prepared")
