@@ -5,12 +5,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from backend.config import MAX_PASSAGE_TOKENS
 from backend.core.prompt import MediaKind, Medium, Message
 from backend.core.request import GenerationCall, GenerationParams, Remembered, SamplingParams
-from backend.core.scoring import Transcript, TranscriptionCall, TranscriptSegment
 from backend.core.step import ContentDelta
 from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
@@ -23,6 +24,47 @@ _WRITE = "Write down exactly the words that are spoken in this recording, and no
 _TRANSLATE = "Translate the speech in this recording into English. Write the translation only."
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionCall:
+    """A recording of speech, and how to transcribe it.
+
+    Attributes:
+        language: Language of the speech; empty to detect it.
+        is_translated: Whether to write English regardless of the language spoken.
+        hint: Words that help recognition, such as names; empty for none.
+        temperature: 0 means greedy.
+    """
+
+    path: Path
+    language: str = ""
+    is_translated: bool = False
+    hint: str = ""
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptSegment:
+    """A part of a transcript; times are in seconds from the start of the recording."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A whole transcript."""
+
+    segments: tuple[TranscriptSegment, ...]
+    language: str
+    duration_s: float
+
+    @property
+    def text(self) -> str:
+        """The text of all segments."""
+        return " ".join(segment.text for segment in self.segments if segment.text)
 
 
 async def transcribe(

@@ -14,11 +14,10 @@ from backend.core.scoring import (
     RerankCall,
     ScoreCall,
     ScoredCandidate,
-    Transcript,
-    TranscriptionCall,
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.pipeline.transcribe import Transcript, TranscriptionCall
 from backend.rpc.parsing.checks import (
     refuse_unserved,
     require_at_most,
