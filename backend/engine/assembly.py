@@ -32,6 +32,7 @@ from backend.engine.rows.admission import (
     KvProfile,
     Reservations,
     kv_budget_bytes,
+    pass_bytes,
     working_set_bytes,
 )
 from backend.engine.trials.batch_check import BatchTrial, Planning, planning
@@ -143,7 +144,7 @@ def assemble_loop(
     draft = None
     if plan.pass_seconds and (draft := load_draft(options, model, sample, make_room, notebook)):
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
-    budget_bytes = _kv_budget_bytes(options, model, draft)
+    budget_bytes, free_bytes = _kv_budget_bytes(options, model, draft)
     cache_size = Size(
         prompt_cache_bytes(tuning, budget_bytes), prompt_cache_arrays(model, draft, ranks)
     )
@@ -152,7 +153,9 @@ def assemble_loop(
     prefixes = make_prefix_store(fresh_caches, cache_size, packing, disk, is_replicated=several)
     profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)
-    reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens)
+    # Ranks must cut prompts the same, but not all have the same memory.
+    room = math.inf if several else free_bytes
+    reservations = Reservations(profile, budget_bytes, tuning.memory.expected_tokens, room)
     trials = batching.planning if batching.is_open else None
     resources = Resources(prefixes, reservations, draft, trials, page, threads)
     return EngineLoop(model, fresh_caches, resources, tuning, port)
@@ -220,15 +223,15 @@ class _Batching:
         return planning(trial, self.page, drafts=self._drafts, known=known)
 
 
-def _kv_budget_bytes(options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None) -> int:
-    """Return the memory for KV caches after the weights."""
-    draft_bytes = draft.model.card.weights_bytes if draft else 0
-    return kv_budget_bytes(
-        options,
-        model.card.weights_bytes + draft_bytes,
-        working_set_bytes(),
-        media_bytes=MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0,
-    )
+def _kv_budget_bytes(
+    options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None
+) -> tuple[int, int]:
+    """Return the memory for KV caches after the weights, and what is kept free for a pass."""
+    weights = model.card.weights_bytes + (draft.model.card.weights_bytes if draft else 0)
+    media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
+    working_set = working_set_bytes()
+    budget = kv_budget_bytes(options, weights, working_set, media_bytes=media)
+    return budget, pass_bytes(options, weights + media, working_set, budget)
 
 
 def _profile(

@@ -94,7 +94,9 @@ class EngineLoop:
         self._pacer = PrefillPacer.of(limits, pass_s)
         new_drafting = partial(make_drafting, model, plan, resources, tuning, counters)
         feeder, drafting = make_feeder(model.network, fresh_caches), new_drafting()
-        prefilling = self.prefilling = Prefilling(feeder, prefixes, self._pacer, plan, drafting)
+        prefilling = self.prefilling = Prefilling(feeder, prefixes, self._pacer, plan, memory)
+        if drafting is not None:
+            prefilling.begin_drafts(drafting)
         new_batch = partial(Batch, model.network, fresh_caches, model.card.vocab_size)
         batch = self.batch = new_batch(drafting)
         self._threads = resources.threads
@@ -249,6 +251,8 @@ class EngineLoop:
     def _prefill(self, row: Row, pace: Pace) -> None:
         limit = pace.prefill.shared if self.scheduler.active else pace.prefill.alone
         limit = limit.cut(row.losses)
+        if not self.requests.may_prefill(row):
+            return
         together = self.prefilling.takes_several
         companions = self.scheduler.companions(row) if together else []
         with self._suspects([row, *companions]):

@@ -20,7 +20,7 @@ from backend.engine.rows.scheduler import Scheduler
 from common.machine_memory import trim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from backend.engine.prefix_store import PrefixStore
 
@@ -147,6 +147,12 @@ class Memory:
         """Release a row's reservation."""
         self.reservations.release(row)
         self._share()
+
+    def fitting_tokens(self, rows: Sequence[Row], tokens: int) -> int:
+        """Return how many of so many tokens of one row or of several fit into a pass."""
+        reservations = self.reservations
+        free = reservations.left_bytes - self._prefixes.nbytes
+        return reservations.fitting_tokens(max(row.fed for row in rows), tokens, max(free, 0))
 
     def status(self) -> Mapping[str, int]:
         """Return the reserved and the available bytes, as parts of `memory_bytes`."""

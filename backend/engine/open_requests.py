@@ -68,6 +68,15 @@ class OpenRequests:
             else:
                 self._scheduler.enqueue(row)
 
+    def may_prefill(self, row: Row) -> bool:
+        """Tell whether a prompt may go on; refuse it if its passes have shown that it cannot."""
+        try:
+            self._memory.reservations.require_fit(row)
+        except OverloadedError as error:
+            self.fail(row, error)
+            return False
+        return True
+
     def take_in(self, fetched: Fetched) -> None:
         """Resume a request that waited for the disk."""
         self._prefixes.take_in(fetched)

@@ -101,7 +101,7 @@ def take_snapshot(loop: LoopParts) -> EngineStatus:
             "media": media.nbytes if media else 0,
             "mlx_active": mx.get_active_memory(),
             "mlx_cache": mx.get_cache_memory(),
-            "mlx_peak": mx.get_peak_memory(),
+            "mlx_peak": loop.prefilling.peak_bytes,
         },
         metrics=added([loop.counters.values, prompt_cache, _numbers(loop, is_ready=is_ready)]),
         requests=tuple(

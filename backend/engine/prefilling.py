@@ -1,10 +1,14 @@
 """The prefill of a loop: a chunk of one prompt, or several prompts that fit into one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
 
 from backend.cache.layers import trim_windows
 from backend.engine.drafts.drafting import Drafting
+from backend.engine.memory import Memory
 from backend.engine.passes.feeder import Feeder
 from backend.engine.plan import BatchPlan
 from backend.engine.prefix_store import PrefixStore
@@ -24,13 +28,20 @@ class Prefilling:
         prefixes: PrefixStore,
         pacer: PrefillPacer,
         plan: BatchPlan,
-        drafting: Drafting | None = None,
+        memory: Memory,
     ) -> None:
         self.feeder = feeder
         self._plan = plan
         self._prefixes = prefixes
         self._pacer = pacer
-        self._drafting = drafting
+        self._memory = memory
+        self._drafting: Drafting | None = None
+        self._peak_bytes = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that MLX has held so far."""
+        return max(self._peak_bytes, int(mx.get_peak_memory()))
 
     def begin_drafts(self, drafting: Drafting) -> None:
         """Notify a drafting from now on."""
@@ -88,22 +99,42 @@ class Prefilling:
             return chosen
         for other in companions:
             self._restore(other)
-            lefts = [each.prefill_left for each in (*chosen, other)]
-            if min(lefts) * MAX_PADDING >= max(lefts) and len(lefts) * max(lefts) <= limit.tokens:
+            rows = [*chosen, other]
+            lefts = [each.prefill_left for each in rows]
+            count = len(rows) * max(lefts)
+            is_even = min(lefts) * MAX_PADDING >= max(lefts)
+            if is_even and count <= limit.tokens and self._fits(rows, count):
                 chosen.append(other)
         return chosen
 
+    def _fits(self, rows: Sequence[Row], tokens: int) -> bool:
+        return self._memory.fitting_tokens(rows, tokens) >= tokens
+
     def _feed_together(self, rows: Sequence[Row]) -> None:
         count, started = sum(row.prefill_left for row in rows), time.monotonic()
-        self.feeder.feed_together(rows, self._plan)
+        with self._measured(rows):
+            self.feeder.feed_together(rows, self._plan)
         for row in rows:
             self._prefixes.save(row)
         self._pacer.record(count, time.monotonic() - started)
 
     def _feed(self, row: Row, limit: ChunkLimit) -> None:
         fed, started = row.fed, time.monotonic()
-        self.feeder.feed(row, limit.chunk(self._prefixes.room(row)))
+        chunk = limit.chunk(self._prefixes.room(row))
+        with self._measured([row]):
+            self.feeder.feed(row, self._memory.fitting_tokens([row], chunk))
         self._prefixes.save(row)
         trim_windows(row.cache or ())
         count, is_text = row.fed - fed, row.media_at(fed) is None
         self._pacer.record(count if is_text else 0, time.monotonic() - started)
+
+    @contextmanager
+    def _measured(self, rows: Sequence[Row]) -> Iterator[None]:
+        """Learn from a pass over rows what it takes besides their KV."""
+        fed, before = sum(row.fed for row in rows), mx.get_active_memory()
+        self._peak_bytes = self.peak_bytes
+        mx.reset_peak_memory()
+        yield
+        nbytes = mx.get_peak_memory() - max(before, mx.get_active_memory())
+        count = sum(row.fed for row in rows) - fed
+        self._memory.reservations.passes.record(count, max(row.fed for row in rows), nbytes)

@@ -178,6 +178,11 @@ class PrefixStore:
         """The tokens of the store that rows use in place, shared ones once."""
         return 0
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the store."""
+        return 0
+
     def restore(self, row: Row) -> None:
         """Restore the stored part of a prefilling row's prompt, if it has less.
 
@@ -341,6 +346,11 @@ class CachingPrefixStore(PrefixStore):
     def used_tokens(self) -> int:
         """The tokens that rows use in place."""
         return self.store.used_tokens(TokenKey(b""))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all nodes."""
+        return self.store.nodes.size.nbytes
 
     def restore(self, row: Row) -> None:
         """Look the prompt up, unless the last lookup failed and nothing was stored since."""

@@ -73,6 +73,21 @@ async def test_a_lone_request_without_a_limit_ends_where_the_memory_does(
     await Stderr(capfd).holds("its KV cache fills all")
 
 
+async def test_a_prompt_is_refused_where_no_memory_is_left_for_a_small_pass(tiny_models, networks):
+    prompt = "ba bo bu be " * 35
+    async with served(
+        tiny_models("llama"), Options=tight(networks("llama"), 300), GPUMemoryUtilization=1e-6
+    ) as backend:
+        length = (await backend.stub.TokenizeString(raw(prompt))).length
+        assert 270 < length < 288
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await backend.stub.Predict(raw(prompt))
+            assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+            assert f"the last 16 of {length} prompt tokens" in caught.value.details()
+        assert (await backend.stub.Predict(raw())).tokens == 12
+
+
 async def test_what_could_never_fit_is_refused_at_once_and_the_numbers_are_told(
     tiny_models, networks
 ):

@@ -64,6 +64,33 @@ def test_a_refusal_tells_what_is_needed_and_what_there_is():
     assert f"takes {105 + STEP}.0 MiB, and there are {100 + STEP}.0 MiB" in str(caught.value)
 
 
+def test_a_small_pass_that_takes_more_than_is_kept_free_is_reserved_while_the_prompt_lasts():
+    books = Reservations(TEN_PER_TOKEN, 10**6, EXPECTED, pass_bytes=1000)
+    books.passes.record(16, 100, 5000)
+    rows = [make_row(name, 200, max_tokens=50) for name in "ab"]
+    assert all(map(books.reserve, rows))
+    caches = 2 * TEN_PER_TOKEN.row_bytes(250)
+    # One pass runs at a time.
+    assert books.reserved_bytes == caches + books.passes.least(200) - 1000 > caches
+    for row in rows:
+        row.fed = 199
+    assert books.reserved_bytes == caches
+
+
+def test_a_prompt_is_refused_if_its_cache_leaves_no_room_for_a_pass():
+    books = Reservations(TEN_PER_TOKEN, TEN_PER_TOKEN.row_bytes(300), EXPECTED, pass_bytes=1000)
+    fitting, row = make_row("fits", 100, max_tokens=50), make_row("does not", 200, max_tokens=100)
+    books.require_fit(row)
+    books.passes.record(16, 100, 5000)
+    books.passes.record(16, 200, 5000)
+    books.require_fit(make_row("before it", 90, max_tokens=50))
+    with pytest.raises(OverloadedError, match="the last 16 of 200 prompt tokens"):
+        books.require_fit(row)
+    # Its cache leaves more.
+    books.passes.record(16, 100, 2000)
+    books.require_fit(fitting)
+
+
 def test_without_a_limit_only_the_prompt_must_fit():
     books = books_for(100)
     books.require_fit(make_row("fits", 99, max_tokens=10**6, is_open_ended=True))

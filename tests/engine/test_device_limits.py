@@ -1,10 +1,11 @@
 """The limits of a device, given here: how long a pass may be, and how many arrays it holds."""
 
+import math
 from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
-from engine_driver import Driver, make_request, prompt_of
+from engine_driver import Driver, make_request, prompt_of, room_for
 from mlx.utils import tree_flatten
 from wrapped_network import WrappedNetwork
 
@@ -15,7 +16,7 @@ from backend.core.step import Steps
 from backend.engine.messages.protocol import Passing, Submit
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.supervision.open_calls import OpenCalls
-from backend.errors import EngineFailedError
+from backend.errors import EngineFailedError, OverloadedError
 from backend.model.device import DEVICE
 
 pytestmark = pytest.mark.mlx
@@ -147,3 +148,58 @@ def test_where_few_arrays_fit_the_prompt_cache_evicts_and_replies_stay_the_same(
     evictions, hits = (f"prompt_cache.{name}" for name in ("evictions", "hits.exact"))
     assert plenty.metrics()[evictions] == 0 < few.metrics()[evictions]
     assert few.metrics()[hits] == 1
+
+
+class Hungry(WrappedNetwork):
+    """Takes 400,000 bytes for each token while it runs, far more than the network inside."""
+
+    def __call__(self, inputs, cache):
+        scratch = mx.zeros((inputs.size, 100_000))
+        mx.eval(scratch)
+        return super().__call__(inputs, cache)
+
+
+def serve(networks, pass_bytes, *prompts):
+    """Return outcomes, and of each pass of prompts its tokens and the bytes that it took."""
+    driver = Driver(
+        Hungry(networks("llama")),
+        prefill_chunk_alone=256,
+        max_cache_bytes=0,
+        max_kv_bytes=room_for(networks("llama"), 1100),
+        pass_bytes=pass_bytes,
+    )
+    taken, passes = [], driver.loop.memory.reservations.passes
+    learn = passes.record
+    passes.record = lambda tokens, stop, nbytes: (
+        taken.append((tokens, nbytes)),
+        learn(tokens, stop, nbytes),
+    )
+    requests = [make_request(f"r{i}", each) for i, each in enumerate(prompts)]
+    for request in requests:
+        driver.turn(Submit(request, (), 0))
+        driver.run()
+    return [driver.outcome(request) for request in requests], taken
+
+
+def test_a_chunk_that_would_take_too_much_memory_is_smaller_and_the_reply_the_same(networks):
+    prompt, limit = prompt_of(1000), 40_000_000
+    [free], plenty = serve(networks, math.inf, prompt)
+    [cut], taken = serve(networks, limit, prompt)
+    assert cut.token_ids == free.token_ids
+    assert max(nbytes for _, nbytes in plenty) > 2 * limit
+    # The first passes show what one takes.
+    assert max(nbytes for _, nbytes in taken[2:]) < 1.2 * limit
+    assert all(50 < tokens < 120 for tokens, _ in taken[2:-1])
+
+
+def test_a_prompt_is_refused_once_not_even_a_small_pass_fits(networks):
+    prompts = prompt_of(900), prompt_of(900, salt=1)
+    [first, second], taken = serve(networks, 1_000_000, *prompts)
+    for outcome in (first, second):
+        assert isinstance(outcome.error, OverloadedError)
+        assert "the last 16 of 900 prompt tokens takes at least 6." in str(outcome.error)
+        assert "1.0 MiB are left" in str(outcome.error)
+    # The second one is not begun.
+    assert [tokens for tokens, _ in taken] == [128, 16]
+    [short], _ = serve(networks, 1_000_000, prompt_of(12))
+    assert len(short.token_ids) == 12

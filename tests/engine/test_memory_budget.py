@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from backend.config import ModelOptions, TuningOptions
-from backend.engine.rows.admission import kv_budget_bytes, working_set_bytes
+from backend.engine.rows.admission import kv_budget_bytes, pass_bytes, working_set_bytes
 
 pytestmark = pytest.mark.mlx
 
@@ -28,6 +28,13 @@ def test_remembered_media_are_beside_the_kv_caches():
 
 def test_the_option_decides_alone():
     assert kv_budget_bytes(options(max_kv_bytes=7), 4 * GIB, 10 * GIB) == 7
+
+
+def test_the_reserve_is_for_passes():
+    budget = kv_budget_bytes(options(), 4 * GIB, 10 * GIB)
+    assert pass_bytes(options(), 4 * GIB, 10 * GIB, budget) == pytest.approx(0.1 * 5 * GIB)
+    assert pass_bytes(options(), 4 * GIB, 10 * GIB, GIB) == pytest.approx(4 * GIB)
+    assert pass_bytes(options(), 9 * GIB, 10 * GIB, budget) == int(0.02 * 9 * GIB)
 
 
 def test_weights_that_leave_nothing_leave_a_little_with_a_warning(caplog):

@@ -1,6 +1,13 @@
 import pytest
 
-from backend.engine.rows.pacing import ChunkSizer, Counters, PrefillPacer, RateMeter
+from backend.engine.rows.pacing import (
+    LEAST_TOKENS,
+    ChunkSizer,
+    Counters,
+    PassMemory,
+    PrefillPacer,
+    RateMeter,
+)
 
 
 def make_pacer(**overrides: float) -> PrefillPacer:
@@ -121,3 +128,61 @@ def test_drawn_tokens_are_counted_and_their_sum_tells_their_order():
             counters.count(token_id)
     assert one.values["generated_tokens"] == other.values["generated_tokens"] == 2
     assert one.checksum == same.checksum != other.checksum
+
+
+def prefilled(taken, *sizes):
+    """What passes of these sizes teach, one after another over one prompt, and where it ends."""
+    memory, stop = PassMemory(), 0
+    for tokens in sizes:
+        stop += tokens
+        memory.record(tokens, stop, taken(tokens, stop))
+    return memory, stop
+
+
+@pytest.mark.parametrize(
+    ("by_token", "by_position", "by_score"), [(900, 0, 0), (900, 40, 0), (900, 40, 2), (0, 0, 2)]
+)
+def test_what_a_pass_takes_is_foretold_from_those_before_it(by_token, by_position, by_score):
+    def taken(tokens, stop):
+        return by_token * tokens + by_position * stop + by_score * tokens * stop
+
+    memory, stop = prefilled(taken, 128, *[2048] * 8, 300, 16)
+    for tokens, further in [(16, 100_000), (512, 30_000), (2048, 2048)]:
+        expected = taken(tokens, stop + further)
+        assert memory.most(tokens, stop + further) == pytest.approx(expected, rel=0.1)
+
+
+def test_one_pass_leaves_it_open_what_a_larger_one_takes():
+    memory, stop = prefilled(lambda tokens, _: 100 * tokens, 128)
+    assert memory.most(128, stop) == 12_800
+    assert memory.most(2048, stop + 2048) > 100 * 2048
+
+
+def test_the_least_that_a_prompt_takes_was_seen_in_small_passes_before_its_end():
+    memory, stop = prefilled(lambda tokens, stop: tokens * stop, 128, 256)
+    assert memory.least(stop) == 0
+    memory.record(20, stop + 20, 20 * (stop + 20))
+    assert memory.least(stop) == 0
+    assert memory.least(10**6) == pytest.approx(LEAST_TOKENS * (stop + 20), rel=0.01)
+
+
+def test_one_small_pass_that_took_more_than_all_others_explain_refuses_nothing():
+    memory, stop = prefilled(lambda tokens, _: 100 * tokens, 128, 512, 512, 64)
+    memory.record(16, stop + 16, 100_000)
+    assert memory.least(stop + 16) < 10_000
+
+
+def test_without_any_pass_nothing_is_foretold_and_nothing_cut():
+    memory = PassMemory()
+    assert memory.fitting(1000, 512, 0) == 512
+    memory.record(LEAST_TOKENS - 1, 100, 10**9)
+    assert memory.least(100) == memory.most(16, 100) == 0
+
+
+def test_a_pass_is_cut_to_what_fits_but_not_below_a_few_tokens():
+    memory, stop = prefilled(lambda tokens, stop: tokens * stop, 128, 2048, 2048)
+    fitting = memory.fitting(stop, 2048, 2_000_000)
+    assert fitting * (stop + fitting) <= 2_000_000 < (fitting + 1) * (stop + fitting + 1)
+    assert memory.fitting(stop, 2048, 10**9) == 2048
+    assert memory.fitting(stop, 2048, 0) == LEAST_TOKENS
+    assert memory.fitting(stop, 5, 0) == 5

@@ -1,5 +1,6 @@
 """Loops on tiny networks, driven turn by turn without a thread."""
 
+import math
 import queue
 from collections import deque
 from collections.abc import Sequence
@@ -141,6 +142,7 @@ class Driver:
         learns_costs: bool = False,
         draft: Any = None,
         vocab: int = VOCAB,
+        pass_bytes: float = math.inf,
         **tuning: Any,
     ) -> None:
         from backend.cache.kv import Packing, Size
@@ -183,7 +185,8 @@ class Driver:
             draft=draft.profile if draft and not is_free else None,
         )
         kv_bytes = options.memory.max_kv_bytes or 2**30
-        reservations = Reservations(profile, kv_bytes, options.memory.expected_tokens)
+        expected_tokens = options.memory.expected_tokens
+        reservations = Reservations(profile, kv_bytes, expected_tokens, pass_bytes)
         resources = Resources(keeper, reservations, draft)
         self.loop = EngineLoop(model, fresh_caches, resources, options, self.desk)
         if pass_seconds and not learns_costs:

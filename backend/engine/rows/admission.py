@@ -21,6 +21,7 @@ from backend.config import (
     RESERVE_SHARE,
     ModelOptions,
 )
+from backend.engine.rows.pacing import LEAST_TOKENS, PassMemory
 from backend.engine.rows.row import Row
 from backend.errors import OverloadedError
 from common.machine_memory import machine_bytes
@@ -125,15 +126,24 @@ class Reservations:
         most_tokens: The maximum tokens of a single row.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
         tokens: Reserved by each running row.
+        passes: What the passes of prompts take while they run.
+        pass_bytes: Kept free for one pass beside the budget, which pays for larger ones.
     """
 
-    def __init__(self, profile: KvProfile, budget_bytes: int, expected_tokens: int) -> None:
+    def __init__(
+        self,
+        profile: KvProfile,
+        budget_bytes: int,
+        expected_tokens: int,
+        pass_bytes: float = math.inf,
+    ) -> None:
         """Start empty.
 
         Args:
             budget_bytes: The limit for all rows together.
             expected_tokens: The likely reply length of a row without a limit.
         """
+        self.passes, self.pass_bytes = PassMemory(), pass_bytes
         self.wish_bytes = budget_bytes
         self.used_tokens = 0
         self._profile = profile
@@ -147,8 +157,11 @@ class Reservations:
     @property
     def reserved_bytes(self) -> int:
         """The bytes reserved by running rows, without shared ones."""
-        rows = [(count, row.shared) for row, count in self.tokens.items()]
-        return self._bytes_of(rows)
+        return self._kv_bytes + self._pass_bytes_of(self.tokens)
+
+    @property
+    def _kv_bytes(self) -> int:
+        return self._bytes_of([(count, row.shared) for row, count in self.tokens.items()])
 
     @property
     def shared_bytes(self) -> int:
@@ -209,14 +222,36 @@ class Reservations:
         """
         prompt_tokens = len(row.request.prompt.token_ids)
         generated = 1 if row.request.is_open_ended else row.max_tokens
-        if prompt_tokens + generated <= self._wish_tokens:
-            return
         needed = self._profile.row_bytes(prompt_tokens + generated)
+        if prompt_tokens + generated <= self._wish_tokens:
+            self._require_pass(prompt_tokens, self.wish_bytes - needed)
+            return
         raise OverloadedError(
             f"the KV cache of {prompt_tokens} prompt tokens and {generated} generated ones "
             f"takes {needed / _MIB:.1f} MiB, and there are {self.wish_bytes / _MIB:.1f} MiB: "
             f"room for {max(self._wish_tokens, 0)} tokens"
         )
+
+    def _require_pass(self, stop: int, left_bytes: int) -> None:
+        """Refuse a prompt if its last pass would not fit, not even a small one."""
+        taken = self.passes.least(stop)
+        if taken <= self.pass_bytes + left_bytes:
+            return
+        raise OverloadedError(
+            f"a pass over the last {LEAST_TOKENS} of {stop} prompt tokens takes at least "
+            f"{taken / _MIB:.1f} MiB besides their KV cache, and "
+            f"{(self.pass_bytes + left_bytes) / _MIB:.1f} MiB are left for it"
+        )
+
+    def fitting_tokens(self, start: int, tokens: int, free_bytes: int) -> int:
+        """Return how many of so many tokens may be prefilled in one pass, at least a few.
+
+        Args:
+            start: The position of the first one.
+            free_bytes: The part of the budget that neither rows nor the prompt cache hold.
+        """
+        room = self.pass_bytes + self._pass_bytes_of(self.tokens) + free_bytes
+        return self.passes.fitting(start, tokens, room)
 
     def reserve(self, row: Row, sharing: Sharing | None = None) -> bool:
         """Reserve a row's memory if there is room; a single row takes whatever fits.
@@ -257,7 +292,7 @@ class Reservations:
         """Raise AssertionError unless exactly these rows have reservations, within the budget."""
         if self.tokens.keys() != set(running):
             raise AssertionError("rows run without a reservation, or have one and do not run")
-        if self.reserved_bytes > self.budget_bytes:
+        if self._kv_bytes > self.budget_bytes:
             raise AssertionError("more is reserved than the budget")
 
     def _set_budget(self, budget_bytes: int) -> None:
@@ -291,12 +326,19 @@ class Reservations:
             tokens = min(tokens, self.most_tokens)
         else:
             taken = self._bytes_of([(tokens, sharing.tokens), *others])
+            taken += self._pass_bytes_of([row, *self.tokens])
             shared = sharing.used_tokens * self._profile.bytes_per_token
             if taken + shared > self.budget_bytes:
                 return False
         self.tokens[row] = tokens
         self.used_tokens = sharing.used_tokens
         return True
+
+    def _pass_bytes_of(self, rows: Iterable[Row]) -> int:
+        """Return what the budget has to pay for a small pass at the end of the longest prompt."""
+        stop = max((len(row.token_ids) for row in rows if row.prefill_left), default=0)
+        beyond = self.passes.least(stop) - self.pass_bytes if stop else 0
+        return int(max(beyond, 0))
 
     def _bytes_of(self, rows: Sequence[tuple[int, int]]) -> int:
         tokens, shared = zip(*rows, strict=True) if rows else ((), ())
@@ -306,6 +348,19 @@ class Reservations:
 def _room(tokens: int) -> int:
     """Return the maximum allocated positions of a row's caches."""
     return tokens + ALLOCATION_STEP_TOKENS
+
+
+def pass_bytes(
+    options: ModelOptions, weights_bytes: int, working_set_bytes: int, budget_bytes: int
+) -> int:
+    """Return the memory that is kept free for one pass, at least as much as for KV caches.
+
+    Args:
+        weights_bytes: With the maximum size of remembered media.
+        budget_bytes: The result of `kv_budget_bytes`.
+    """
+    usable = usable_bytes(options, working_set_bytes)
+    return max(usable - weights_bytes - budget_bytes, least_kv_bytes(usable))
 
 
 def kv_budget_bytes(

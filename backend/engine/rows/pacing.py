@@ -1,10 +1,16 @@
-"""Sizes forward passes so that no request waits long, and counts tokens and their rate."""
+"""Sizes forward passes by time and memory, and counts tokens and their rate."""
 
+import itertools
 import math
 import time
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 from zlib import crc32
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from backend.config import AIMED_PASS_SHARE, CUT_PER_LOSS, SchedulingOptions
 from backend.core.metric_table import Counts
@@ -196,6 +202,97 @@ class PrefillPacer:
         """
         self._is_pause_used = True
         self._sizer.record(tokens, seconds)
+
+
+# Any of the three terms.
+_CHOICES = [chosen for k in (1, 2, 3) for chosen in itertools.combinations(range(3), k)]
+# Sums that explain the passes so far, but for a little, are equally likely.
+_TOLERANCE = 0.05
+# No chunk is made smaller for lack of memory.
+LEAST_TOKENS = 16
+
+
+class PassMemory:
+    """Foretells the memory that a pass takes while it runs, by what earlier ones took.
+
+    Few passes leave several explanations: chunks follow the most cautious one.
+    """
+
+    def __init__(self) -> None:
+        self._passes: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._models: list[NDArray[np.float64]] = []
+
+    def record(self, tokens: int, stop: int, nbytes: int) -> None:
+        """Learn from a pass: the latest of its order of magnitude counts.
+
+        Args:
+            stop: Its last position plus one.
+        """
+        if tokens < LEAST_TOKENS or nbytes <= 0:
+            return
+        self._passes[tokens.bit_length(), stop.bit_length()] = tokens, stop, nbytes
+        foretold = self._foretold(tokens, stop)
+        if not foretold or any(abs(each / nbytes - 1.0) > _TOLERANCE for each in foretold):
+            self._explain()
+
+    def _explain(self) -> None:
+        """Find the sums that explain the passes best."""
+        taken = np.array(list(self._passes.values()), dtype=float)
+        # Relative to what they took: small and large ones count the same.
+        terms = (_terms(*taken.T[:2]) / taken[:, 2]).T
+        found = [fit for chosen in _CHOICES if (fit := _fit(terms, chosen)) is not None]
+        least = min((error for error, _ in found), default=0.0)
+        self._models = [model for error, model in found if error <= least + _TOLERANCE]
+
+    def least(self, stop: int) -> int:
+        """Return the bytes that even the smallest pass takes up to a position; 0 if unknown.
+
+        No less than one that was as small and ended earlier, if other passes confirm it.
+        """
+        seen = [
+            nbytes * LEAST_TOKENS / tokens
+            for tokens, end, nbytes in self._passes.values()
+            if tokens < 2 * LEAST_TOKENS and end <= stop
+        ]
+        return int(min([max(seen), *self._foretold(LEAST_TOKENS, stop)])) if seen else 0
+
+    def most(self, tokens: int, stop: int) -> int:
+        """Return the bytes that a pass may take; 0 if none was recorded."""
+        return int(max(self._foretold(tokens, stop), default=0))
+
+    def fitting(self, start: int, tokens: int, nbytes: float) -> int:
+        """Return how many of so many tokens from a position on may take these bytes.
+
+        Returns:
+            At least a few.
+        """
+        if self.most(tokens, start + tokens) <= nbytes:
+            return tokens
+        sizes = range(LEAST_TOKENS, tokens)
+        fitting = bisect_right(sizes, nbytes, key=lambda n: self.most(n, start + n))
+        return sizes[fitting - 1] if fitting else min(LEAST_TOKENS, tokens)
+
+    def _foretold(self, tokens: int, stop: int) -> list[float]:
+        terms = _terms(tokens, stop)
+        return [float(model @ terms) for model in self._models]
+
+
+def _terms(tokens: ArrayLike, stop: ArrayLike) -> NDArray[np.float64]:
+    """Return the terms of the memory of passes: activations, copies of a layer's KV, scores."""
+    count, length = np.asarray(tokens, float), np.asarray(stop, float)
+    return np.stack([count, length, count * length])
+
+
+def _fit(
+    terms: NDArray[np.float64], chosen: Sequence[int]
+) -> tuple[float, NDArray[np.float64]] | None:
+    """Return the error of a sum of chosen terms, and its factors; `None` if one is below 0."""
+    factors, _, rank, _ = np.linalg.lstsq(terms[:, chosen], np.ones(len(terms)), rcond=None)
+    if rank < len(chosen) or (factors < 0).any():
+        return None
+    model = np.zeros(terms.shape[1])
+    model[list(chosen)] = factors
+    return float(np.sqrt(np.mean((terms @ model - 1.0) ** 2))), model
 
 
 def _limit(tokens: int, cap: int) -> ChunkLimit:
