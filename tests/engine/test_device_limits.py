@@ -14,8 +14,10 @@ from backend.config import METAL_PASS_S, TuningOptions
 from backend.core.scoring import EmbeddingRequest, Pooling
 from backend.core.step import Steps
 from backend.engine.messages.protocol import Passing, Submit
+from backend.engine.passes.agreement import ALONE
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.supervision.open_calls import OpenCalls
+from backend.engine.trials.trial_steps import at_once, prefilled
 from backend.errors import EngineFailedError, OverloadedError
 from backend.model.device import DEVICE
 
@@ -90,6 +92,23 @@ def test_no_pass_is_longer_than_metal_tolerates(networks, clock, prompts):
 def test_without_such_a_limit_a_patient_server_has_longer_ones(networks, clock):
     network, _ = work(networks, clock, LONG)
     assert longest_s(network) > METAL_PASS_S
+
+
+def tried(networks, clock):
+    network = Timed(networks("llama"), clock)
+    caches = make_cache_factory(network, TuningOptions())()
+    at_once(prefilled(ALONE, network, caches, prompt_of(700)))
+    assert sum(tokens for tokens, _ in network.passes) == caches[0].offset == 700
+    return network
+
+
+@pytest.mark.usefixtures("metal")
+def test_no_pass_of_a_trial_is_longer_either(networks, clock):
+    assert longest_s(tried(networks, clock)) <= METAL_PASS_S
+
+
+def test_a_trial_without_a_limit_has_few_passes(networks, clock):
+    assert [tokens for tokens, _ in tried(networks, clock).passes] == [512, 188]
 
 
 def test_a_request_that_cost_an_engine_is_tried_in_smaller_passes(networks):

@@ -1,6 +1,7 @@
 """Computes tokens for a trial and compares results; checks whether a model computes at all."""
 
 import math
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from itertools import cycle, islice
@@ -10,7 +11,9 @@ import mlx.core as mx
 
 from backend.engine.passes.agreement import Ranks
 from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import LoadError
+from backend.model.device import DEVICE
 
 _CHUNK_TOKENS = 512
 _TOLERANCE = {mx.float32: 1e-2, mx.float16: 0.1, mx.bfloat16: 0.3}
@@ -52,10 +55,18 @@ def prefilled(
     ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]
 ) -> Pieces[Caches]:
     """Append tokens to caches, and return the caches."""
-    for start in range(0, len(tokens), _CHUNK_TOKENS):
-        inputs = mx.array([tokens[start : start + _CHUNK_TOKENS]])
-        ranks.attempt(partial(network, inputs, cache=caches))
+    limit_s = DEVICE.pass_limit_s
+    sizer = ChunkSizer.limited(limit_s, _CHUNK_TOKENS, limit_s)
+    # Ranks compute the same passes, whatever time each takes.
+    is_timed, start = not (ranks.are_several or math.isinf(limit_s)), 0
+    while start < len(tokens):
+        chunk = tokens[start : start + (sizer.size if is_timed else _CHUNK_TOKENS)]
+        began = time.monotonic()
+        ranks.attempt(partial(network, mx.array([chunk]), cache=caches))
         mx.eval([cache.state for cache in caches])
+        if is_timed:
+            sizer.record(len(chunk), time.monotonic() - began)
+        start += len(chunk)
         yield
     return caches
 
