@@ -114,7 +114,7 @@ def test_a_rate_is_taken_over_a_while_however_often_it_is_read(clock):
     start = clock[0]
     meter = RateMeter()
     rates = []
-    for tenths in range(1, 8):
+    for tenths in range(1, 11):
         clock[0] = start + tenths / 10.0
         rates.append(meter.of_late(10 * tenths))
     assert rates[0] == 0.0
