@@ -171,6 +171,8 @@ def check_device(environment: Mapping[str, str]) -> Iterator[Finding]:
     yield good("mlx", f"computes on the {name}, {probe['gflops']:,.0f} GFLOP/s in float32")
     if working_set := probe["working_set"]:
         yield _wired_limit(probe["memory"], working_set)
+    elif probe["device"] == "gpu":
+        yield good("gpu memory", f"{decimal(probe['memory'])}, shared by all backends on it")
 
 
 def check_blas(environment: Mapping[str, str]) -> Iterator[Finding]:

@@ -53,17 +53,51 @@ def test_the_table_names_what_is_wrong_and_what_mends_it():
     assert "→ serve --addr 127.0.0.1:" in result.output
 
 
+def with_mlx(folder, code):
+    """Return an environment in which another MLX is found before the real one."""
+    (folder / "mlx").mkdir()
+    (folder / "mlx" / "core.py").write_text(code)
+    (folder / "mlx" / "__init__.py").write_text("")
+    first = f"import sys; sys.path.insert(0, {str(folder)!r})"
+    (folder / "sitecustomize.py").write_text(first)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
 def test_an_mlx_that_does_not_start_is_told_in_its_own_words(tmp_path):
-    (tmp_path / "mlx").mkdir()
-    (tmp_path / "mlx" / "core.py").write_text("raise ImportError('libmlx.so: cannot open')")
-    (tmp_path / "mlx" / "__init__.py").write_text("")
-    # A package that stands before the real one on the path, as a broken installation would.
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
-    (tmp_path / "sitecustomize.py").write_text(code)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = with_mlx(tmp_path, "raise ImportError('libmlx.so: cannot open')")
     finding = only(doctor.check_device(environment))
     assert finding.verdict is Verdict.BAD
     assert finding.text == "ImportError: libmlx.so: cannot open"
+
+
+MLX_OF_CUDA = """
+from types import SimpleNamespace
+
+
+class Matrix:
+    def __matmul__(self, other):
+        return self
+
+
+def eval(*arrays):
+    pass
+
+
+def device_info():
+    return {"device_name": "A GPU", "total_memory": 80 * 10**9}
+
+
+def default_device():
+    return SimpleNamespace(type=SimpleNamespace(name="gpu"))
+
+
+array, random = Matrix, SimpleNamespace(normal=lambda shape: Matrix())
+"""
+
+
+def test_the_memory_of_a_gpu_is_told_beside_that_of_the_machine(tmp_path):
+    _, memory = doctor.check_device(with_mlx(tmp_path, MLX_OF_CUDA))
+    assert (memory.subject, memory.text) == ("gpu memory", "80.0 GB, shared by all backends on it")
 
 
 def test_a_blas_that_is_switched_off_is_a_warning():
