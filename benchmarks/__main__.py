@@ -13,6 +13,7 @@ import click
 from benchmarks.agents import tables as agents
 from benchmarks.cases import (
     decode_speed,
+    experts,
     gpu,
     load,
     prefill,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "quantised": decode_speed.measure_quantised,
     "real": real.measure,
     "gpu": gpu.measure,
+    "experts": experts.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,
@@ -68,7 +70,7 @@ def main(
     *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]
 ) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""
-    given = {"real", "load", "gpu"} if directories else {"real", "gpu"}
+    given = {"real", "gpu", "experts", *(("load",) if directories else ())}
     if set(only or BENCHMARKS) - given:
         ensure_built()
     before = machine()  # its load before ours

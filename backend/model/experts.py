@@ -5,9 +5,8 @@ own layer, so that what it computes does not depend on which experts are in memo
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,19 +18,16 @@ from mlx.utils import tree_unflatten
 from backend.config import EXPERT_MEMORY_SHARE, ModelOptions
 from backend.core.metric_table import Values
 from backend.errors import LoadError
-from backend.model.checkpoint.expert_store import ExpertLayer, ExpertStore, open_store
+from backend.model.checkpoint.expert_store import ExpertLayer, Key, ReadAhead, open_store
 from backend.model.checkpoint.gate import weights_fingerprint
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import memory_bytes, weight_types, weights_bytes
 
 # Upstream's layers of many matrices, each token using a few of them.
 _KINDS = frozenset({"SwitchLinear", "QuantizedSwitchLinear"})
-_READERS = 4
 _HALVES = (mx.bfloat16, mx.float16)
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.integer[Any]]]
-Key: TypeAlias = tuple[int, int]
-"""The number of a layer, and that of an expert in it."""
 
 
 class Experts:
@@ -52,15 +48,17 @@ class Experts:
         self.read_s = 0.0
         self._sources: list[dict[str, mx.array]] = []
         self._modules: list[ExpertLinear] = []
-        self._store: ExpertStore | None = None
+        self._reading: ReadAhead | None = None
         self._held: OrderedDict[Key, dict[str, mx.array]] = OrderedDict()
-        self._readers = ThreadPoolExecutor(_READERS, "experts")
         # Experts that the present graph needs, and the ends of that graph.
         self._in_use: set[Key] = set()
         # Whether the network computes float32, and experts of 16 bits have to be cast.
         self._is_wide = False
         self._pending: list[mx.array] = []
         self._latest: tuple[mx.array, Numbers] | None = None
+        # The layers that ask for the same experts, in their order, by the first of them.
+        self._blocks: dict[int, list[int]] = {}
+        self._block: list[int] = []
 
     def _in_memory(self, layer: ExpertLayer) -> int:
         """Return the size of one expert of a layer in memory."""
@@ -126,19 +124,34 @@ class Experts:
         """
         layout = [layer.described for layer in self.layers]
         key = weights_fingerprint(options, directory, layout)
-        self._store = open_store(folders, self.layers, self._sources, key)
+        self._reading = ReadAhead(open_store(folders, self.layers, self._sources, key))
         for arrays in self._sources:
             arrays.clear()
 
-    def chosen(self, indices: mx.array) -> Numbers:
+    def chosen(self, layer: int, indices: mx.array) -> Numbers:
         """Return the numbers of the experts that a layer is to use, [..., experts per token].
 
-        All that was begun before is computed first. The layers of one block ask for the same.
+        All that was begun before is computed first. The layers of one block ask for the same, and
+        the first has them read for all: which these are, the first pass has shown.
         """
         if self._latest is None or self._latest[0] is not indices:
             self.land()
             self._latest = indices, np.array(indices)
+            self._block = self._blocks.setdefault(layer, [layer])
+            self._read_ahead(np.unique(self._latest[1]).tolist())
+        elif layer not in self._block:
+            self._block.append(layer)
         return self._latest[1]
+
+    def _read_ahead(self, experts: Sequence[int]) -> None:
+        """Have those of a block read that are missing, and let no other take a place from it."""
+        if self._reading is None:
+            raise AssertionError("the experts have no store yet")
+        keys = [(layer, expert) for layer in self._block for expert in experts]
+        self._reading.plan([key for key in keys if key not in self._held])
+        for key in keys:
+            if key in self._held:
+                self._held.move_to_end(key)
 
     def land(self) -> None:
         """Compute what has been begun: it needs no expert any longer."""
@@ -167,8 +180,10 @@ class Experts:
             if key in self._held:
                 self.hits += 1
                 yield key[1], self._use(key)
-        for key, read in self._reads(missing):
-            self._take_in(key, read)
+        for key in missing:
+            # While this one is being read.
+            mx.async_eval(self._pending)
+            self._take_in(key)
             yield key[1], self._use(key)
 
     def _use(self, key: Key) -> dict[str, mx.array]:
@@ -176,21 +191,12 @@ class Experts:
         self._in_use.add(key)
         return self._held[key]
 
-    def _reads(self, keys: Sequence[Key]) -> Iterator[tuple[Key, "Future[bytearray]"]]:
-        """Yield the reads of records, some of which are ahead."""
-        if self._store is None:
-            raise AssertionError("the experts have no store yet")
-        ahead: deque[tuple[Key, Future[bytearray]]] = deque()
-        for key in keys:
-            ahead.append((key, self._readers.submit(self._store.read, *key)))
-            if len(ahead) == _READERS:
-                yield ahead.popleft()
-        yield from ahead
-
-    def _take_in(self, key: Key, read: "Future[bytearray]") -> None:
+    def _take_in(self, key: Key) -> None:
         """Put an expert that is being read in the place of the longest unused ones."""
+        if self._reading is None:
+            raise AssertionError("the experts have no store yet")
         started_at = time.monotonic()
-        record = read.result()
+        record = self._reading.take(key)
         self.misses += 1
         self.read_bytes += len(record)
         self.read_s += time.monotonic() - started_at
@@ -280,7 +286,7 @@ class ExpertLinear(nn.Module):  # type: ignore[misc]
         """Return the products [..., experts per token, 1, outputs]; see upstream's layer."""
         if self._shell.lazy:
             return self._shell(self._shell.lazy, x, indices, is_sorted=sorted_indices)
-        chosen = self._experts.chosen(indices)
+        chosen = self._experts.chosen(self._number, indices)
         lead = np.broadcast_shapes(x.shape[:-2], chosen.shape)
         rows = np.arange(int(np.prod(x.shape[:-2]))).reshape(x.shape[:-2])
         places, routes = (np.broadcast_to(each, lead).reshape(-1) for each in (rows, chosen))

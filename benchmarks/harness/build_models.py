@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlx_lm import convert
 
-from benchmarks.harness.models import ALL, GPU, BenchModel, GpuModel
+from benchmarks.harness.models import ALL, GPU, MIXTURE, BenchModel, GpuModel
 from scripts.draft_pair import split_off
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
@@ -70,6 +70,23 @@ def _build_with_eagle(model: BenchModel) -> None:
     part.rename(model.directory)
 
 
+def _build_mixture(model: BenchModel) -> None:
+    hidden, layers, vocab, experts, used, width = model.shape
+    build(
+        model.family,
+        model.directory,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 128,
+        head_dim=64,
+        vocab_size=vocab,
+        num_experts=experts,
+        num_experts_per_tok=used,
+        moe_intermediate_size=width,
+    )
+
+
 def _build_for_gpu(model: GpuModel) -> None:
     width = model.width
     if model.bits < BFLOAT16_BITS:
@@ -109,10 +126,11 @@ SPECIAL = {
     "paired_llama": _build_pair,
     "mtp_qwen3_5": _build_with_mtp,
     "eagle_llama": _build_with_eagle,
+    "qwen3_moe": _build_mixture,
 }
 
 
 if __name__ == "__main__":
-    named = {model.name: model for model in (*ALL, *GPU)}
+    named = {model.name: model for model in (*ALL, *GPU, MIXTURE)}
     for name in sys.argv[1:]:
         build_model(named[name])

@@ -23,6 +23,7 @@ class BenchModel:
         name: Its name in reports: its parameters, or its family.
         family: A key of `FAMILIES` in `scripts/tiny_models.py`.
         shape: Hidden size, layers and vocabulary; empty for the family's tiny model. Of a
+            `qwen3_moe` also experts, those of a token, and the width of one; of a
             `paired_llama` also the contribution of all layers but the first, in percent; of a model
             with a head also whether the head is right.
     """
@@ -92,6 +93,9 @@ WIDEST = BenchModel("60M, 151k tokens", "llama", (192, 4, 151_936))
 
 RECURRENT = BenchModel("3M mamba2", "mamba2", (256, 4, 2048))
 """A state instead of keys and values, computed with matrix products even without a GPU."""
+
+MIXTURE = BenchModel("318M in 64 experts a layer", "qwen3_moe", (512, 8, 4096, 64, 4, 384))
+"""1.2 GB of experts, which random weights choose evenly: the worst case of keeping the latest."""
 
 RIGHT, NEAR, WRONG = (
     BenchModel(f"60M, {words}", "paired_llama", (512, 18, 4096, rest))

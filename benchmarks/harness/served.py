@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -109,6 +110,7 @@ class Served:
         prompt_tokens = 0
         async for reply in self._stub.PredictStream(request):
             row.mark(time.perf_counter(), reply.tokens)
+            row.text += reply.message
             prompt_tokens = reply.prompt_tokens
         self._sent_tokens += prompt_tokens
         return row
@@ -159,11 +161,27 @@ class Served:
         rows = await asyncio.gather(*map(self.send, requests))
         return [(row.times[-1] - started, row.counts[-1]) for row in rows]
 
+    async def inspect(self) -> pb.InspectReply:
+        """Return all that the server tells of itself."""
+        return await self._inspector.Inspect(pb.InspectRequest())
+
+    async def engine_pid(self) -> int:
+        """Return the process that computes; raises ValueError if none does."""
+        (pid,) = (p.process_id for p in (await self.inspect()).processes if p.role == "engine")
+        return int(pid)
+
+    async def lose_engine(self) -> None:
+        """Kill the process that computes, once it has generated a token of a running request."""
+        async with asyncio.timeout(BOOKS_TIMEOUT_S):
+            while True:
+                if any(each.generated_tokens for each in (await self.inspect()).requests):
+                    os.kill(await self.engine_pid(), signal.SIGKILL)
+                    return
+                await asyncio.sleep(POLL_INTERVAL_S)
+
     async def engine_seconds(self) -> float | None:
         """Return the processor time of the engine so far, if the system reports it."""
-        reply = await self._inspector.Inspect(pb.InspectRequest())
-        pids = [each.process_id for each in reply.processes if each.role == "engine"]
-        return processor_seconds(pids[0]) if pids else None
+        return processor_seconds(await self.engine_pid())
 
     async def health_seconds(self) -> float:
         """Return the time of one Health, over its own connection, as hosts call it."""

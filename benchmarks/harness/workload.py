@@ -46,10 +46,15 @@ class Workload:
 
 @dataclass(slots=True)
 class Timeline:
-    """Arrival times of one row's tokens, in seconds, with the number of tokens so far."""
+    """Arrival times of one row's tokens, in seconds, with the number of tokens so far.
+
+    Attributes:
+        text: What has been said, if the client notes it.
+    """
 
     times: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    text: bytes = b""
 
     def mark(self, time: float, count: int) -> None:
         """Record that `count` tokens have arrived."""

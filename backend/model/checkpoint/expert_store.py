@@ -14,7 +14,9 @@ import shutil
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -30,10 +32,16 @@ STORE_NAME = "experts.store"
 _MARK = b"mlx-backend experts 1\n"
 _LENGTH = struct.Struct("<Q")
 _REPORT_INTERVAL_S = 5.0
-# NumPy has no such type.
+_READERS = 4
+# Records that are being read, or have been, before they are asked for.
+_AHEAD = 2 * _READERS
+# NumPy has no bfloat16.
 _PLAIN_TYPES = {mx.bfloat16: mx.uint16}
 
 Arrays: TypeAlias = Mapping[str, mx.array]
+
+Key: TypeAlias = tuple[int, int]
+"""The number of a layer, and that of an expert in it."""
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +80,11 @@ class ExpertLayer:
 
     def arrays(self, record: bytearray) -> dict[str, mx.array]:
         """Return an expert's arrays, each [1, ...], from the bytes of a record."""
-        found, start, numbers = {}, 0, np.frombuffer(record, np.uint8)
+        found, start, whole = {}, 0, memoryview(record)
         for name, (dtype, shape) in self.types.items():
-            flat = mx.array(numbers[start : start + self.sizes[name]])
-            found[name] = flat.view(dtype).reshape(1, *shape)
+            numbers = np.frombuffer(whole[start : start + self.sizes[name]], _plain_type(dtype))
+            # A view of numbers of this size is no copy.
+            found[name] = mx.array(numbers.reshape(1, *shape)).view(dtype)
             start += self.sizes[name]
         return found
 
@@ -140,6 +149,39 @@ class ExpertStore:
         if table["key"] != key:
             raise ValueError("it was made of other weights")
         return [int(each) for each in table["checksums"]]
+
+
+class ReadAhead:
+    """Reads records of a store on some threads; for use by one thread."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self._store = store
+        self._readers = ThreadPoolExecutor(_READERS, "experts")
+        self._planned: deque[Key] = deque()
+        self._begun: dict[Key, Future[bytearray]] = {}
+
+    def plan(self, keys: Iterable[Key]) -> None:
+        """Begin to read records, which will be taken in this order; forgets an earlier plan."""
+        for read in self._begun.values():
+            read.cancel()
+        self._begun.clear()
+        self._planned = deque(keys)
+        self._go_on()
+
+    def take(self, key: Key) -> bytearray:
+        """Return the bytes of an expert, planned or not.
+
+        Raises:
+            DamagedExpertsError: They are not those that were written.
+        """
+        read = self._begun.pop(key, None) or self._readers.submit(self._store.read, *key)
+        self._go_on()
+        return read.result()
+
+    def _go_on(self) -> None:
+        while self._planned and len(self._begun) < _AHEAD:
+            key = self._planned.popleft()
+            self._begun[key] = self._readers.submit(self._store.read, *key)
 
 
 def _fill(file: int, buffer: memoryview, start: int) -> bool:
@@ -266,6 +308,11 @@ def _records(
 def _plain(array: mx.array) -> np.ndarray[Any, Any]:
     kind = _PLAIN_TYPES.get(array.dtype)
     return np.array(array.view(kind) if kind else array, copy=False)
+
+
+def _plain_type(dtype: mx.Dtype) -> np.dtype[Any]:
+    """Return NumPy's type of the numbers that `_plain` makes of those of MLX's."""
+    return np.dtype(str(_PLAIN_TYPES.get(dtype, dtype)).removeprefix("mlx.core."))
 
 
 def _with_reports(records: Iterator[bytes], size: int) -> Iterator[bytes]:
