@@ -112,7 +112,7 @@ async def _task(
         *figures_of(f"{name}, to resident", "x", ratios),
         *figures_of(f"{name}, first token", "s", firsts),
         *figures_of(f"{name}, found in memory", "%", hits),
-        *figures_of(f"{name}, read", "MB/s", {who: own for who, own in rates.items() if own}),
+        *figures_of(f"{name}, read while it waits", "MB/s", {who: own for who, own in rates.items() if own}),
     ]
 
 
