@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ LENGTHS = (2_048, 8_192, 32_768, 131_072)
 COMMON_TOKENS = 8_192
 # With fewer at once, a narrower KV cache is worth its loss of precision.
 FEWEST_ROWS = 4
-_UNIT_TOKENS = 1000
+_UNIT_TOKENS, _MEGABYTE = 1000, 1e6
 # Weights that take so many times their files are computed in another type.
 _GROWN = 1.5
 
@@ -66,6 +66,7 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "draft_model": forecast.draft.name if forecast.draft else "",
         "draft_weights_bytes": forecast.draft.weights_bytes if forecast.draft else 0,
         "media_bytes": forecast.media_bytes,
+        "experts": _expert_values(forecast),
         "memory_bytes": forecast.memory_bytes,
         "kv_budget_bytes": forecast.budget_bytes,
         "fits": forecast.has_room,
@@ -85,6 +86,12 @@ def values(forecast: Forecast) -> dict[str, Any]:
         ],
         "options": list(options(forecast)),
     }
+
+
+def _expert_values(forecast: Forecast) -> dict[str, float] | None:
+    if (experts := forecast.experts) is None:
+        return None
+    return {**asdict(experts), "tokens_per_s": experts.tokens_per_s}
 
 
 def lengths(forecast: Forecast) -> list[int]:
@@ -128,6 +135,12 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
     context = f"context {card.context_length:,}" if card.context_length else "no context limit"
     yield "model", f"{card.name} ({card.model_type}), {context}"
     yield "weights", _weights(forecast)
+    if experts := forecast.experts:
+        held, store = decimal(experts.budget_bytes), decimal(experts.store_bytes)
+        yield "experts", f"{held} of the weights, of {store} in a store on disk"
+        rate, read = decimal(int(experts.disk_bytes_per_s)), decimal(experts.token_bytes)
+        speed = f"{experts.tokens_per_s:.3g} tokens/s at best"
+        yield "reading", f"up to {read} a token, at {rate}/s: {speed} if none is in memory"
     if draft := forecast.draft:
         unit = decimal(_UNIT_TOKENS * _draft_bytes(forecast.caches[0]))
         size = f"{decimal(draft.weights_bytes)}, and {unit} of KV for 1,000 tokens"
@@ -202,13 +215,31 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
     help="Directory to look up a relative path in first, as the host does.",
 )
 @click.option("--draft-model", metavar="MODEL", help="Also load this draft model or head.")
+@click.option(
+    "--experts",
+    type=click.Choice(("resident", "disk")),
+    default="resident",
+    help="Where those of a mixture are.",
+)
+@click.option(
+    "--expert-bytes", type=click.IntRange(1), metavar="BYTES", help="Limit of those in memory."
+)
+@click.option(
+    "--disk-rate",
+    type=click.FloatRange(0, min_open=True),
+    metavar="MB/S",
+    help="Of the disk with experts, instead of measuring it.",
+)
 @click.option("--download", is_flag=True, help="Download a hub model if necessary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(
+def command(  # noqa: PLR0913 - a parameter per option
     *,
     model: str,
     models_path: Path | None,
     draft_model: str | None,
+    experts: str,
+    expert_bytes: int | None,
+    disk_rate: float | None,
     download: bool,
     as_json: bool,
 ) -> None:
@@ -223,12 +254,14 @@ def command(
     if is_wanted(os.environ) and (library := find_openblas()):
         attach(library)
     install()
-    tuning = TuningOptions.of(draft_model=draft_model)
+    tuning = TuningOptions.of(draft_model=draft_model, experts=experts, expert_bytes=expert_bytes)
+    if draft_model and tuning.checkpoint.keeps_experts_on_disk:
+        raise click.UsageError("--draft-model: experts on disk exclude a drafter")
     options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)
     try:
         directory = asyncio.run(_located(options, download=download))
         options = asyncio.run(_with_draft(options, download=download))
-        foreseen = forecast(options, directory)
+        foreseen = forecast(options, directory, disk_rate and disk_rate * _MEGABYTE)
     except BackendError as error:
         raise click.ClickException(printable(str(error))) from None
     if as_json:

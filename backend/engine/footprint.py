@@ -42,6 +42,28 @@ class KvForecast:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertForecast:
+    """The experts of a mixture, on disk.
+
+    Attributes:
+        store_bytes: Of the file with all of them.
+        budget_bytes: For those in memory; a part of the weights.
+        token_bytes: Read for a token if none is in memory.
+        disk_bytes_per_s: The rate of the disk.
+    """
+
+    store_bytes: int
+    budget_bytes: int
+    token_bytes: int
+    disk_bytes_per_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one stream at best, if none is in memory."""
+        return self.disk_bytes_per_s / self.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """A model on this machine; sizes are in bytes.
 
@@ -51,6 +73,7 @@ class Forecast:
         media_bytes: Kept for images and audio; 0 for a text model.
         budget_bytes: For the KV caches of all requests and of the prompt cache.
         caches: For each useful width, the widest first; none of an encoder.
+        experts: Those that stay on disk, if any.
     """
 
     card: ModelCard
@@ -62,6 +85,7 @@ class Forecast:
     working_set_bytes: int
     budget_bytes: int
     caches: tuple[KvForecast, ...]
+    experts: ExpertForecast | None = None
 
     server_bytes: ClassVar[int] = SERVER_BYTES
     engine_bytes: ClassVar[int] = ENGINE_BYTES
@@ -92,11 +116,14 @@ class Forecast:
         return self.budget_bytes // cache.profile.row_bytes(tokens) if self.has_room else 0
 
 
-def forecast(options: ModelOptions, directory: Path) -> Forecast:
+def forecast(
+    options: ModelOptions, directory: Path, disk_bytes_per_s: float | None = None
+) -> Forecast:
     """Return a model's memory; reads its files except the weights.
 
     Args:
         options: Of the future load; a draft model is named by its directory.
+        disk_bytes_per_s: The rate of a disk with experts; `None` measures that of the checkpoint.
 
     Raises:
         LoadError: It cannot be loaded; or its draft model cannot be, is an encoder, or cannot
@@ -126,6 +153,23 @@ def forecast(options: ModelOptions, directory: Path) -> Forecast:
         working_set_bytes=working_set,
         budget_bytes=kv_budget_bytes(options, weights_bytes, working_set, media_bytes=media_bytes),
         caches=tuple(profiles.values()),
+        experts=_experts(model, directory, disk_bytes_per_s),
+    )
+
+
+def _experts(
+    model: RunnableModel, directory: Path, disk_bytes_per_s: float | None
+) -> ExpertForecast | None:
+    experts = model.experts
+    if experts is None:
+        return None
+    from backend.model.checkpoint.expert_store import read_rate
+
+    return ExpertForecast(
+        store_bytes=experts.store_bytes,
+        budget_bytes=experts.budget_bytes,
+        token_bytes=experts.token_bytes,
+        disk_bytes_per_s=disk_bytes_per_s or read_rate(list(directory.glob("*.safetensors"))),
     )
 
 

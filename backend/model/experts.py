@@ -43,13 +43,13 @@ class Experts:
 
     def __init__(self) -> None:
         self.layers: list[ExpertLayer] = []
-        self.budget_bytes = self.held_bytes = 0
+        self.budget_bytes = 0
         self.hits = self.misses = self.read_bytes = 0
         self.read_s = 0.0
         self._sources: list[dict[str, mx.array]] = []
         self._modules: list[ExpertLinear] = []
         self._reading: ReadAhead | None = None
-        self._held: OrderedDict[Key, dict[str, mx.array]] = OrderedDict()
+        self._held = HeldExperts([], 0)
         # Experts that the present graph needs, and the ends of that graph.
         self._in_use: set[Key] = set()
         # Whether the network computes float32, and experts of 16 bits have to be cast.
@@ -68,6 +68,16 @@ class Experts:
         )
 
     @property
+    def store_bytes(self) -> int:
+        """The size of all experts on disk."""
+        return sum(layer.count * layer.record_bytes for layer in self.layers)
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token reads if no expert is in memory; known once a lazy pass has run."""
+        return sum(layer.used * layer.record_bytes for layer in self.layers)
+
+    @property
     def metrics(self) -> Values:
         """The numbers of the table of metrics."""
         return {
@@ -76,7 +86,7 @@ class Experts:
             "experts.misses": self.misses,
             "experts.read_bytes": self.read_bytes,
             "experts.read_s": self.read_s,
-            "experts.bytes": self.held_bytes,
+            "experts.bytes": self._held.nbytes,
         }
 
     def take_out(self, network: Network) -> None:
@@ -112,8 +122,9 @@ class Experts:
             usable = memory_bytes() * options.memory_utilization * EXPERT_MEMORY_SHARE
             asked = max(int(usable) - weights_bytes(network), 0)
         least = max(map(self._in_memory, self.layers))
-        most = sum(layer.count * self._in_memory(layer) for layer in self.layers)
-        self.budget_bytes = min(max(asked, least), most)
+        sizes = [layer.count * self._in_memory(layer) for layer in self.layers]
+        self.budget_bytes = min(max(asked, least), sum(sizes))
+        self._held = HeldExperts(sizes, self.budget_bytes)
 
     def open(self, options: ModelOptions, directory: Path, folders: Sequence[Path]) -> None:
         """Open the store, which is written if there is none.
@@ -151,7 +162,7 @@ class Experts:
         self._reading.plan([key for key in keys if key not in self._held])
         for key in keys:
             if key in self._held:
-                self._held.move_to_end(key)
+                self._held.touch(key)
 
     def land(self) -> None:
         """Compute what has been begun: it needs no expert any longer."""
@@ -187,9 +198,8 @@ class Experts:
             yield key[1], self._use(key)
 
     def _use(self, key: Key) -> dict[str, mx.array]:
-        self._held.move_to_end(key)
         self._in_use.add(key)
-        return self._held[key]
+        return self._held.touch(key)
 
     def _take_in(self, key: Key) -> None:
         """Put an expert that is being read in the place of the longest unused ones."""
@@ -204,18 +214,66 @@ class Experts:
         if self._is_wide:
             # Not with every pass.
             arrays = {name: _widened(each) for name, each in arrays.items()}
-        size = _size(arrays)
-        while self._held and self.held_bytes + size > self.budget_bytes:
-            self._drop_oldest()
+        while (oldest := self._held.in_the_way(key, _size(arrays))) is not None:
+            if oldest in self._in_use:
+                self.land()
+            self._held.drop(oldest)
         mx.eval(arrays)
-        self._held[key] = arrays
-        self.held_bytes += size
+        self._held.add(key, arrays)
 
-    def _drop_oldest(self) -> None:
-        oldest = next(iter(self._held))
-        if oldest in self._in_use:
-            self.land()
-        self.held_bytes -= _size(self._held.pop(oldest))
+
+class HeldExperts:
+    """The experts in memory: each layer has a share of the budget, which others use until then.
+
+    A pass visits one layer after another. If its experts exceed the budget, the longest unused ones
+    of all are those that come next, and none would ever be found.
+    """
+
+    def __init__(self, sizes: Sequence[int], budget: int) -> None:
+        """Start empty.
+
+        Args:
+            sizes: Bytes of all experts of each layer.
+            budget: Bytes of those that may be in memory at the same time.
+        """
+        self.nbytes = 0
+        self._budget = budget
+        self._shares = [budget * size / sum(sizes) for size in sizes]
+        self._taken = [0] * len(sizes)
+        # The longest unused ones come first.
+        self._layers: list[OrderedDict[int, dict[str, mx.array]]] = [OrderedDict() for _ in sizes]
+
+    def __contains__(self, key: Key) -> bool:
+        return key[1] in self._layers[key[0]]
+
+    def touch(self, key: Key) -> dict[str, mx.array]:
+        """Return an expert's arrays, now the latest used of its layer."""
+        layer, expert = key
+        self._layers[layer].move_to_end(expert)
+        return self._layers[layer][expert]
+
+    def in_the_way(self, key: Key, size: int) -> Key | None:
+        """Return the one to drop before another of so many bytes is added; `None` if all fit."""
+        if not self.nbytes or self.nbytes + size <= self._budget:
+            return None
+        layer = key[0]
+        if not self._layers[layer] or self._taken[layer] + size <= self._shares[layer]:
+            filled = (n for n, held in enumerate(self._layers) if held)
+            layer = max(filled, key=lambda n: self._taken[n] - self._shares[n])
+        return layer, next(iter(self._layers[layer]))
+
+    def add(self, key: Key, arrays: dict[str, mx.array]) -> None:
+        """Add an expert."""
+        self._layers[key[0]][key[1]] = arrays
+        self._count(key[0], _size(arrays))
+
+    def drop(self, key: Key) -> None:
+        """Remove an expert."""
+        self._count(key[0], -_size(self._layers[key[0]].pop(key[1])))
+
+    def _count(self, layer: int, size: int) -> None:
+        self._taken[layer] += size
+        self.nbytes += size
 
 
 def _widened(array: mx.array) -> mx.array:
@@ -285,6 +343,7 @@ class ExpertLinear(nn.Module):  # type: ignore[misc]
     ) -> mx.array:
         """Return the products [..., experts per token, 1, outputs]; see upstream's layer."""
         if self._shell.lazy:
+            self._experts.layers[self._number].used = indices.shape[-1]
             return self._shell(self._shell.lazy, x, indices, is_sorted=sorted_indices)
         chosen = self._experts.chosen(self._number, indices)
         lead = np.broadcast_shapes(x.shape[:-2], chosen.shape)

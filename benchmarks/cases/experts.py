@@ -107,12 +107,13 @@ async def _task(
     ratios = {
         who: [a / b for a, b in zip(speeds[who], speeds[RESIDENT], strict=True)] for who in hits
     }
+    read = {who: own for who, own in rates.items() if own}
     return [
         *figures_of(name, "tokens/s", speeds),
         *figures_of(f"{name}, to resident", "x", ratios),
         *figures_of(f"{name}, first token", "s", firsts),
         *figures_of(f"{name}, found in memory", "%", hits),
-        *figures_of(f"{name}, read while it waits", "MB/s", {who: own for who, own in rates.items() if own}),
+        *figures_of(f"{name}, read while it waits", "MB/s", read),
     ]
 
 

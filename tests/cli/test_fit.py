@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,7 +58,7 @@ def test_what_it_says_is_held_is_held_by_the_processes(tmp_path):
     with real_backend(tmp_path / "log", os.environ | {"MLX_BACKEND_FINDINGS": "0"}) as backend:
         backend.load(MODEL_DIR)
         backend.stub.Predict(pb.PredictOptions(Prompt="ba be", Tokens=4), timeout=TIMEOUT_S)
-        report = backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+        report = inspected(backend)
     held = report.memory.breakdown["resident"]
     assert held == sum(process.resident_bytes for process in report.processes)
     assert told["resident_bytes"] == pytest.approx(held, rel=0.1)
@@ -134,6 +135,51 @@ def test_one_that_cannot_draft_is_refused_as_by_a_load(tiny_models):
         result = fit(str(model), "--draft-model", str(tiny_models(family)))
         assert result.exit_code == 1
         assert words in result.stderr
+
+
+def test_experts_on_disk_take_the_memory_and_read_the_bytes_that_it_says(tiny_models, tmp_path):
+    model = shutil.copytree(tiny_models("qwen3_moe"), tmp_path / "mixture")
+    arguments = ("--experts", "disk", "--expert-bytes", "1", "--disk-rate", "2")
+    told = json.loads(fit(str(model), *arguments, "--json").output)
+    experts = told["experts"]
+    assert experts["tokens_per_s"] == pytest.approx(2e6 / experts["token_bytes"])
+    assert "at 2.0 MB/s" in " ".join(fit(str(model), *arguments).output.split())
+    options = ["experts:disk", "expert_bytes:1"]
+    with real_backend(tmp_path / "log") as backend:
+        backend.load(model, Options=options)
+        before = inspected(backend)
+        request = pb.PredictOptions(Prompt="ba", Tokens=60, IgnoreEOS=True)
+        reply = backend.stub.Predict(request, timeout=TIMEOUT_S)
+        after = inspected(backend)
+    assert after.memory.breakdown["weights"] == told["weights_bytes"]
+    assert metric(after, "experts.bytes") <= experts["budget_bytes"]
+    read = metric(after, "experts.read_bytes") - metric(before, "experts.read_bytes")
+    assert experts["token_bytes"] == pytest.approx(read / reply.tokens, rel=0.1)
+    (store,) = model.glob("*.store")
+    assert experts["store_bytes"] == pytest.approx(store.stat().st_size, rel=0.1)
+
+
+def inspected(backend):
+    return backend.inspector.Inspect(pb.InspectRequest(), timeout=TIMEOUT_S)
+
+
+def metric(report, name):
+    (value,) = [each.value for each in report.metrics if each.name == name]
+    return value
+
+
+def test_the_rate_of_a_disk_with_experts_is_measured_and_no_drafter_is_named(tiny_models):
+    model = str(tiny_models("qwen3_moe"))
+    told = json.loads(fit(model, "--experts", "disk", "--json").output)
+    assert told["experts"]["disk_bytes_per_s"] > 0
+    assert told["experts"]["budget_bytes"] == pytest.approx(told["experts"]["store_bytes"])
+    assert json.loads(fit(model, "--json").output)["experts"] is None
+    refused = fit(model, "--experts", "disk", "--draft-model", model)
+    assert refused.exit_code == 2
+    assert "experts on disk exclude a drafter" in refused.stderr
+    dense = fit(str(MODEL_DIR), "--experts", "disk")
+    assert dense.exit_code == 1
+    assert "experts: the model has none" in dense.stderr
 
 
 def test_a_relative_path_is_found_below_the_models_path():

@@ -7,7 +7,8 @@ import mlx.core as mx
 import pytest
 
 from backend.errors import LoadError
-from backend.model.checkpoint.expert_store import STORE_NAME, ExpertLayer, open_store
+from backend.model.checkpoint.expert_store import STORE_NAME, ExpertLayer, ReadAhead, open_store
+from backend.model.experts import HeldExperts
 
 pytestmark = pytest.mark.mlx
 
@@ -34,6 +35,53 @@ def test_a_store_of_other_weights_is_replaced(tmp_path):
     assert (tmp_path / STORE_NAME).stat().st_ino == before
     opened(tmp_path, "b")
     assert (tmp_path / STORE_NAME).stat().st_ino != before
+
+
+def test_experts_that_are_read_ahead_are_those_that_are_taken(tmp_path):
+    store, _ = opened(tmp_path)
+    reading = ReadAhead(store)
+    keys = [(layer, expert) for layer in (0, 1) for expert in range(3)]
+    reading.plan([*keys, *keys])
+    for key in (keys[0], keys[4], *keys[1:]):
+        assert reading.take(key) == store.read(*key)
+    reading.plan(keys[::-1])
+    assert [reading.take(key) for key in keys[::-1]] == [store.read(*key) for key in keys[::-1]]
+
+
+def passes(held, layers, experts, count=1):
+    """Have all layers use the same experts in so many passes; returns how many were found."""
+    found = 0
+    for layer in list(range(layers)) * count:
+        keys = [(layer, expert) for expert in experts]
+        found += sum(key in held for key in keys)
+        for key in sorted(keys, key=lambda key: key not in held):
+            if key not in held:
+                while (oldest := held.in_the_way(key, 4)) is not None:
+                    held.drop(oldest)
+                held.add(key, {"weight": mx.zeros(1)})
+            held.touch(key)
+            assert held.nbytes <= 32
+    return found
+
+
+def test_a_layer_finds_experts_although_a_pass_needs_more_than_fit():
+    held = HeldExperts([32] * 4, 32)
+    assert passes(held, 4, range(3)) == 0
+    assert passes(held, 4, range(3), count=5) == 5 * 4 * 2
+
+
+def test_a_layer_takes_the_room_that_others_leave():
+    held = HeldExperts([32] * 4, 32)
+    passes(held, 1, range(8))
+    assert passes(held, 1, range(8)) == 8
+    passes(held, 4, range(2))
+    assert passes(held, 4, range(2)) == 8
+
+
+def test_one_expert_of_all_layers_is_enough():
+    held = HeldExperts([32] * 4, 4)
+    assert passes(held, 4, range(2), count=2) == 0
+    assert held.nbytes == 4
 
 
 def a_file(path):

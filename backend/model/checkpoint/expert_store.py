@@ -17,7 +17,8 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +36,8 @@ _REPORT_INTERVAL_S = 5.0
 _READERS = 4
 # Records that are being read, or have been, before they are asked for.
 _AHEAD = 2 * _READERS
+# Of a disk's rate, what is read for it: so many pieces of so many bytes, or as many in so long.
+_PIECE, _PIECES, _RATE_S = 2**20, 256, 1.0
 # NumPy has no bfloat16.
 _PLAIN_TYPES = {mx.bfloat16: mx.uint16}
 
@@ -57,6 +60,7 @@ class ExpertLayer:
         path: The layer's place in the network.
         count: Experts.
         types: Data type and shape of an expert's arrays, by name.
+        used: Experts of a token, once a pass has shown it.
     """
 
     def __init__(self, path: str, arrays: Arrays) -> None:
@@ -67,7 +71,7 @@ class ExpertLayer:
             arrays: Of all experts, each [experts, ...]; they may be lazy.
         """
         self.path = path
-        self.count = len(next(iter(arrays.values())))
+        self.count, self.used = len(next(iter(arrays.values()))), 0
         self.types = {name: (each.dtype, each.shape[1:]) for name, each in arrays.items()}
         self.sizes = {name: each.nbytes // self.count for name, each in arrays.items()}
         self.record_bytes = sum(self.sizes.values())
@@ -184,6 +188,34 @@ class ReadAhead:
             self._begun[key] = self._readers.submit(self._store.read, *key)
 
 
+def read_rate(files: Sequence[Path]) -> float:
+    """Return the bytes/s that a disk gives to several readers; reads some of the files, uncached.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    with ExitStack() as opened, ThreadPoolExecutor(_READERS) as readers:
+        numbers = [opened.enter_context(path.open("rb")).fileno() for path in files]
+        for number in numbers:
+            _leave_page_cache(number)
+        places = ((n, start) for n in numbers for start in range(0, os.fstat(n).st_size, _PIECE))
+        started_at = time.monotonic()
+
+        def read(place: tuple[int, int]) -> int:
+            is_over = time.monotonic() - started_at > _RATE_S
+            return 0 if is_over else len(os.pread(place[0], _PIECE, place[1]))
+
+        done = sum(readers.map(read, islice(places, _PIECES)))
+        return done / (time.monotonic() - started_at)
+
+
+def _leave_page_cache(file: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, _PIECE * _PIECES, os.POSIX_FADV_DONTNEED)
+    elif hasattr(fcntl, "F_NOCACHE"):
+        fcntl.fcntl(file, fcntl.F_NOCACHE, 1)
+
+
 def _fill(file: int, buffer: memoryview, start: int) -> bool:
     """Read into a buffer; false if the file ends before."""
     done = 0
@@ -220,11 +252,11 @@ def open_store(
                 return ExpertStore(path, layers, key)
             except LoadError as error:
                 log.warning("%s; it is written anew", error)
-    writable = [each for each in folders if _is_writable(each)]
-    if not writable:
+    folder_to_write = next((each for each in folders if _is_writable(each)), None)
+    if folder_to_write is None:
         places = " nor ".join(map(str, folders))
         raise LoadError(f"experts: their store cannot be written to {places}")
-    path = writable[0] / STORE_NAME
+    path = folder_to_write / STORE_NAME
     if not _is_ours(path):
         raise LoadError(f"experts: {path} is in the way: this backend has not written it")
     _write(path, layers, sources, key)
