@@ -48,8 +48,8 @@ _MEDIA = re.compile(r"media that can be read: (.*)")
 class Trials:
     """Tries families one by one on one server, which is restarted after a crash."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, options: Sequence[str]) -> None:
+        self._log, self._options = log, options
         self._blas = _PLAIN_BLAS
         self._references = References(self._blas)
         self._server: ServerProcess | None = None
@@ -75,7 +75,8 @@ class Trials:
         start = self._log.stat().st_size
         try:
             async with asyncio.timeout(_SLOW_TIMEOUT_S if family.is_slow else _TIMEOUT_S):
-                row = await _served(row, family, directory, server.address, expected)
+                order = _order(family, directory, self._options)
+                row = await _served(row, family, order, server.address, expected)
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             self._stop()
             return replace(row, text=str(Verdict(Outcome.WRONG, repr(error)[:_MAX_CHARS])))
@@ -103,22 +104,24 @@ class Trials:
         self._server = None
 
 
+def _order(family: Family, directory: Path, options: Sequence[str]) -> pb.ModelOptions:
+    return pb.ModelOptions(
+        Model=str(directory),
+        LoraAdapters=[str(path) for path in family.adapters(directory)],
+        TrustRemoteCode=family.has_code,
+        Options=["check_at_load:true", *options],
+    )
+
+
 async def _served(
-    row: Row, family: Family, directory: Path, address: str, expected: dict[str, Expected]
+    row: Row, family: Family, order: pb.ModelOptions, address: str, expected: dict[str, Expected]
 ) -> Row:
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
         try:
-            adapters = [str(path) for path in family.adapters(directory)]
-            options = pb.ModelOptions(
-                Model=str(directory),
-                LoraAdapters=adapters,
-                TrustRemoteCode=family.has_code,
-                Options=["check_at_load:true"],
-            )
-            await stub.LoadModel(options)
+            await stub.LoadModel(order)
         except grpc.aio.AioRpcError as error:
-            told = (error.details() or "").replace(str(directory), "it")
+            told = (error.details() or "").replace(order.Model, "it")
             is_refused = error.code() is grpc.StatusCode.INVALID_ARGUMENT
             outcome = Outcome.REFUSED if is_refused else Outcome.WRONG
             return replace(row, text=str(Verdict(outcome, told)))
@@ -172,10 +175,15 @@ def _is_model(folder: str, module: str) -> bool:
     return "class Model(" in Path(folder, f"{module}.py").read_text(encoding="utf-8")
 
 
-async def sweep(families: Sequence[Family], *, writes: bool) -> list[Row]:
-    """Try families one by one, print each result, and optionally write the page."""
+async def sweep(families: Sequence[Family], options: Sequence[str], *, writes: bool) -> list[Row]:
+    """Try families one by one, print each result, and optionally write the page.
+
+    Args:
+        options: Of each load, as `key:value`.
+        writes: Whether to write the page.
+    """
     rows = []
-    with Trials(WORK / "server.log") as trials:
+    with Trials(WORK / "server.log", options) as trials:
         for family in families:
             rows.append(await trials.row(family))
             click.echo(" | ".join(asdict(rows[-1]).values()))
@@ -200,11 +208,12 @@ def merge(written: str, rows: Sequence[Row], families: Sequence[Family]) -> list
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--write", is_flag=True, help="Write docs/reference/families.md.")
-def main(names: tuple[str, ...], *, write: bool) -> None:
+@click.option("--option", "options", multiple=True, metavar="KEY:VALUE", help="Of each load.")
+def main(names: tuple[str, ...], options: tuple[str, ...], *, write: bool) -> None:
     """Try the families NAMES, or all."""
     WORK.mkdir(parents=True, exist_ok=True)
     families = [family for family in all_families() if not names or family.name in names]
-    rows = asyncio.run(sweep(families, writes=write))
+    rows = asyncio.run(sweep(families, options, writes=write))
     if any(cell.startswith("wrong") for row in rows for cell in (row.text, row.images)):
         raise SystemExit(1)
 

@@ -64,6 +64,23 @@ async def test_replies_are_those_of_resident_experts(mixture):
         assert found["experts.used"] == found["experts.hits"] + found["experts.misses"] > 0
 
 
+async def two_turns(backend):
+    """Return a reply, and that to a longer prompt with it, with the tokens from the cache."""
+    first = await stream(backend.stub, REQUESTS[2])
+    later = pb.PredictOptions(Prompt=LONG + first.message + " bo", Tokens=60, IgnoreEOS=True)
+    second = await stream(backend.stub, later)
+    found = (await inspect(backend)).prompt_cache
+    return first.said, second.said, found.hit_tokens
+
+
+async def test_a_second_turn_takes_the_first_from_the_prompt_cache(one_mixture):
+    async with served(one_mixture) as backend:
+        expected = await two_turns(backend)
+    assert expected[2] > 300
+    async with served(one_mixture, Options=[*ON_DISK, "expert_bytes:1"]) as backend:
+        assert await two_turns(backend) == expected
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 async def test_quantised_experts_stay_quantised_on_disk(one_mixture, bits):
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
