@@ -13,9 +13,9 @@ import click
 from benchmarks.agents import tables as agents
 from benchmarks.cases import (
     decode_speed,
-    experts,
     gpu,
     load,
+    offloading,
     prefill,
     ragged,
     real,
@@ -45,7 +45,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "quantised": decode_speed.measure_quantised,
     "real": real.measure,
     "gpu": gpu.measure,
-    "experts": experts.measure,
+    "experts": offloading.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,
