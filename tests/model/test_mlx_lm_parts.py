@@ -1,4 +1,4 @@
-"""The server reads mlx-lm's tokenizer and templates without MLX, and they say the same."""
+"""Parts of mlx-lm are read without MLX, and one of transformers without the package."""
 
 import importlib
 import json
@@ -47,6 +47,33 @@ def test_parts_of_mlx_lm_are_the_same_without_mlx():
     write = importlib.import_module("mlx_lm.chat_templates.deepseek_v32").apply_chat_template
     upstream = [write(TURNS, tools=each, add_generation_prompt=True) for each in (None, TOOLS)]
     assert (texts, newline, known) == (upstream, "NewlineTokenizer", [])
+
+
+TEMPLATES = """
+import json, sys
+from backend.model.text.isolated import rendering_process
+from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer, upstream_render
+upstream_render()
+light = [name for name in sys.modules if name.split(".")[0] == "transformers"]
+text = make_jinja_renderer(JinjaSource(*2 * ["{{ messages[0].content }}"], "{}"))(
+    [{"role": "user", "content": "hello"}], None, {}
+)
+from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
+print(json.dumps([light, text, AutoTokenizer.__name__]))
+"""
+
+
+def test_what_renders_templates_does_without_most_of_transformers_which_can_follow():
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPLATES],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [[], "hello", "AutoTokenizer"]
 
 
 @pytest.mark.parametrize("name", ["chat_templates.none", "../os", "chat_templates/muse_spark", ""])

@@ -1,6 +1,7 @@
 """Imports mlx-lm; every other module that needs it imports it here first.
 
-Some of its modules do not need MLX: `mlx_lm_part` loads them without the package, which does.
+Some of its modules do not need MLX: `mlx_lm_part` loads them without the package, which does;
+likewise `transformers_part`.
 """
 
 import importlib
@@ -8,7 +9,7 @@ import importlib.util
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -68,6 +69,39 @@ def mlx_lm_part(name: str) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def transformers_part(name: str) -> ModuleType:
+    """Return a module of transformers, whose package alone takes half a second to import.
+
+    While it is not imported, the module is loaded without it; it may be imported later. Not while
+    other threads import it.
+
+    Args:
+        name: Dotted name below the package.
+    """
+    whole = f"transformers.{name}"
+    if "transformers" in sys.modules:
+        return importlib.import_module(whole)
+    known = set(sys.modules)
+    try:
+        for package in _packages_of(whole):
+            spec = importlib.util.find_spec(package)
+            if spec is None:
+                raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+            # Has the package's path, but runs nothing of it.
+            sys.modules[package] = importlib.util.module_from_spec(spec)
+        return importlib.import_module(whole)
+    finally:
+        for each in set(sys.modules) - known:
+            if each.partition(".")[0] == "transformers":
+                del sys.modules[each]
+
+
+def _packages_of(name: str) -> Iterator[str]:
+    """Yield the packages of a module, the outermost first."""
+    parts = name.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _package_directory() -> Path:

@@ -2,13 +2,14 @@
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from backend.model.checkpoint.upstream import transformers_part
 from backend.model.text.conversation import Turn
 from backend.model.text.renderer import Options, Renderer, RenderError, Schema, with_all_names
 
@@ -31,6 +32,15 @@ class JinjaSource:
     plain: str
     with_tools: str
     special_tokens: str
+
+
+@cache
+def upstream_render() -> Callable[..., tuple[Sequence[str], Any]]:
+    """Return transformers' `render_jinja_template`; the first call imports it."""
+    render: Callable[..., tuple[Sequence[str], Any]] = transformers_part(
+        "utils.chat_template_utils"
+    ).render_jinja_template
+    return render
 
 
 def make_jinja_renderer(source: JinjaSource) -> Renderer:
@@ -59,14 +69,14 @@ def _rendered(
     variables: Mapping[str, Any],
 ) -> str:
     # `apply_chat_template` drops a content of `None` that some templates need.
-    rendered, _ = render_jinja_template(
+    rendered, _ = upstream_render()(
         conversations=[list(turns)],
         tools=schemas,
         chat_template=source.with_tools if schemas else source.plain,
         add_generation_prompt=True,
         **variables,
     )
-    return str(rendered[0])
+    return rendered[0]
 
 
 def _demanded(schemas: Sequence[Schema] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from backend.config import MAX_RENDER_BYTES, MAX_RENDER_MEMORY_BYTES
 from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
-from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer
+from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer, upstream_render
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import Options
 from backend.model.text.template import ChatTemplate
@@ -41,6 +41,7 @@ class Job:
 
 def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
+    upstream_render()
     limit_memory(MAX_RENDER_MEMORY_BYTES)
     serve(descriptor, _frames)
 
