@@ -5,7 +5,7 @@ from engine_driver import Driver, make_request, prompt_of, room_for
 
 from backend.core.engine_status import RequestPhase
 from backend.core.step import FinishReason
-from backend.engine import loop as engine_loop
+from backend.engine import open_requests
 from backend.engine.messages.protocol import Resize
 from backend.errors import OverloadedError
 
@@ -122,7 +122,7 @@ def test_a_request_for_which_nobody_gives_is_refused_after_a_while(networks, mon
     (asked,) = requests(1)
     shared.submit(asked)
     shared.driver.turn()
-    monkeypatch.setattr(engine_loop, "MEMORY_WAIT_S", 0.0)
+    monkeypatch.setattr(open_requests, "MEMORY_WAIT_S", 0.0)
     shared.driver.turn()
     assert isinstance(shared.driver.outcome(asked).error, OverloadedError)
     assert "other backends of this machine" in str(shared.driver.outcome(asked).error)
