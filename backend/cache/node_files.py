@@ -192,6 +192,7 @@ _LISTED_NAMES = 3
 # O_NONBLOCK: opening a pipe must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = logging.getLogger(__name__)
@@ -354,9 +355,17 @@ class CacheFolder:
 def _folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
     descriptor = os.open(path, _OPEN_FOLDER, dir_fd=inside)
     try:
+        if inside is None:
+            _require_own(path, os.fstat(descriptor))
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _require_own(path: str | Path, status: os.stat_result) -> None:
+    """Refuse a folder in which another user can write: its files become state of the model."""
+    if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
+        raise ForeignFileError(f"{path} is another user's, or others can write to it")
 
 
 @contextmanager

@@ -29,8 +29,12 @@ from backend.engine.messages.protocol import DiskChanged, DiskNews, Fetched
 from backend.engine.plan import Caches, FreshCaches
 from backend.engine.rows.admission import Sharing
 from backend.engine.rows.row import Row
+from common.log import Seldom
 
 CLOSE_TIMEOUT_S = 2.0
+# Paths of callers that are remembered as of no use.
+MAX_TRIED_PATHS = 64
+WARNING_INTERVAL_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,8 @@ class DiskLink:
         self._settings = settings
         self._ends_at_snapshots = ends_at_snapshots
         self._tier: DiskTier | None = None
-        self._tried: set[str] = set()
+        self._tried: dict[str, None] = {}
+        self._warnings = Seldom(WARNING_INTERVAL_S)
         if settings.root is not None:
             self._open(settings.root, "cache_dir")
 
@@ -120,20 +125,27 @@ class DiskLink:
         """Open the directory named by a request, unless one is open."""
         if self._tier is not None or not path or path in self._tried:
             return
-        self._tried.add(path)
+        if len(self._tried) == MAX_TRIED_PATHS:
+            del self._tried[next(iter(self._tried))]
+        self._tried[path] = None
         models_dir = self._settings.models_dir
         wanted = Path(realpath(path))
         if models_dir is None or not wanted.is_relative_to(realpath(models_dir)):
-            log.warning("PromptCachePath %s is ignored: it is not below the models", path)
+            self._warn("PromptCachePath %s is ignored: it is not below the models", path)
         else:
             self._open(wanted, "PromptCachePath")
+
+    def _warn(self, problem: str, *values: object) -> None:
+        """Log a problem, but not that of every path that callers make up."""
+        if self._warnings.is_due():
+            log.warning(problem, *values)
 
     def _open(self, root: Path, named: str) -> None:
         settings = self._settings
         try:
             directory = NodeDirectory(root, settings.fingerprint, settings.budget_bytes)
         except OSError as error:
-            log.warning("%s: nothing is kept on disk: %s", named, error)
+            self._warn("%s: nothing is kept on disk: %s", named, error)
         else:
             self._tier = DiskTier(
                 directory,

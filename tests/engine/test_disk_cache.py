@@ -9,7 +9,7 @@ from waiting import until
 from backend.cache.node_files import FOLDER_NAME
 from backend.core.request import Remembered
 from backend.engine import loop as engine_loop
-from backend.engine.prefix_store import DiskLink, DiskSettings
+from backend.engine.prefix_store import MAX_TRIED_PATHS, DiskLink, DiskSettings
 from backend.engine.rows.row import Row
 
 pytestmark = pytest.mark.mlx
@@ -226,6 +226,26 @@ def test_a_path_that_leads_round_in_circles_is_told_and_done_without(tmp_path, c
     request = make_request("first", BASE, cache_path=str(tmp_path / "loop" / "cache"))
     assert not link.read(Row(request), known=0)
     assert "nothing is kept on disk" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_in_which_others_can_write_is_not_used(networks, tmp_path, mode, caplog):
+    (tmp_path / FOLDER_NAME).mkdir()
+    (tmp_path / FOLDER_NAME).chmod(mode)
+    driver = driver_for(networks, "llama", tmp_path)
+    assert driver.run(make_request("first", BASE))[0].finish is not None
+    leave(driver)
+    assert "others can write to it" in caplog.text
+    assert list((tmp_path / FOLDER_NAME).iterdir()) == []
+
+
+def test_callers_who_make_up_paths_fill_neither_the_log_nor_the_disk(tmp_path, caplog):
+    link = DiskLink(DiskSettings(models_dir=tmp_path / "models"), ends_at_snapshots=False)
+    for number in range(3 * MAX_TRIED_PATHS):
+        request = make_request("first", BASE, cache_path=str(tmp_path / f"{number}"))
+        assert not link.read(Row(request), known=0)
+    assert caplog.text.count("is ignored") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_idle_session_writes_to_disk_once_it_has_been_quiet(networks, tmp_path, monkeypatch):

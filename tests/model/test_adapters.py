@@ -112,6 +112,11 @@ def test_an_adapter_for_another_model_is_refused(
         ({}, "num_layers is missing"),
         ({"num_layers": 2}, "lora_parameters is missing"),
         ({"num_layers": 2, "lora_parameters": {"rank": 2, "alpha": 4}}, "lora_parameters.scale"),
+        ({"num_layers": 2, "lora_parameters": {"rank": 10**9}}, "lora_parameters.rank is 1000"),
+        (
+            {"num_layers": 2, "lora_parameters": {"rank": 2, "scale": float("nan")}},
+            "lora_parameters.scale is nan",
+        ),
     ],
 )
 def test_a_config_that_says_too_little_is_named(

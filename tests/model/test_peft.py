@@ -64,6 +64,10 @@ def merged(base: Path, adapter: Path, directory: Path, scale: Callable[[str], fl
         ({}, lambda _: ALPHA / RANK),
         ({"use_rslora": True}, lambda _: ALPHA / RANK**0.5),
         ({"alpha_pattern": {"q_proj": 10}}, lambda p: (10 if "q_proj" in p else ALPHA) / RANK),
+        (
+            {"alpha_pattern": {r"^.*\.[0-9]+\.self_attn\.(q|k)_proj$": 10}},
+            lambda p: (10 if "q_proj" in p else ALPHA) / RANK,
+        ),
     ],
 )
 def test_an_adapter_adds_its_scaled_product_to_the_weights(
@@ -104,6 +108,19 @@ def test_a_decoder_may_be_nested_in_another_way(
         ({"use_dora": True}, "use_dora is True"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"r": 0}, "r is 0, not a whole number"),
+        ({"r": "8"}, "r is '8', not"),
+        ({"r": 10**400}, "r is 1000"),
+        ({"r": True}, "r is True"),
+        ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
+        ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern is not an object"),
+        ({"rank_pattern": {"q_proj": None}}, r"rank_pattern\['q_proj'\] is None"),
+        ({"alpha_pattern": {"(": 1}}, r"alpha_pattern '\(' is no name"),
+        ({"alpha_pattern": {"([a-z_.0-9]+)+!": 1}}, "is no name"),
+        ({"alpha_pattern": {"(.|.)" * 40 + "!": 1}}, "is no name"),
+        ({"alpha_pattern": {"[z-a]": 1}}, "is no name"),
+        ({"alpha_pattern": {".*" * 30 + "!": 1}}, "is no name"),
     ],
 )
 def test_what_is_no_plain_lora_is_named(
@@ -131,6 +148,7 @@ def damaged(adapter: Path, change: Callable[[dict], dict]) -> Adapter:
             "embed.lora_embedding_A is no",
         ),
         (lambda w: {k.replace("layers.1", "layers.7"): v for k, v in w.items()}, r"layers\.7"),
+        (lambda w: {k: v[0, 0] if "_A" in k else v for k, v in w.items()}, "no pair of matrices"),
         (lambda w: {k: v[:, :2] if "_A" in k else v for k, v in w.items()}, "the model takes"),
     ],
 )

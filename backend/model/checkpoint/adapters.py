@@ -1,6 +1,7 @@
 """Applies LoRA adapters in Hugging Face's PEFT format to an MLX network."""
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from backend.model.checkpoint.gate import (
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+# However many patterns there are, and layers.
+_MATCHING_LIMIT_S = 5.0
 _LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
 
 
@@ -33,8 +36,9 @@ def apply_peft(network: Network, directory: Path) -> None:
     path = directory / PEFT_WEIGHTS
     pairs = _pairs(path)
     paths = _module_paths(network, pairs)
+    scales = _Scales(path, config)
     layers = [
-        (paths[name], _adapted(network, paths[name], parts, config, path))
+        (paths[name], _adapted(network, paths[name], parts, scales.of(paths[name]), path))
         for name, parts in pairs.items()
     ]
     network.update_modules(tree_unflatten(layers))
@@ -87,15 +91,17 @@ def _adapted(
     network: Network,
     module_path: str,
     parts: Mapping[str, mx.array],
-    config: Mapping[str, Any],
+    scale: float,
     path: Path,
 ) -> nn.Module:
     import_mlx_lm()
     from mlx_lm.tuner.lora import LoRALinear
 
     linear = dict(network.named_modules())[module_path]
+    if {part.ndim for part in parts.values()} != {2}:
+        raise LoadError(f"{path}: the adapter of {module_path} is no pair of matrices")
     rank = parts["A"].shape[0]
-    layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=_scale(config, module_path))
+    layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=scale)
     own = (layer.lora_a.shape, layer.lora_b.shape)
     if (given := (parts["A"].T.shape, parts["B"].T.shape)) != own:
         raise LoadError(f"{path}: {module_path} has matrices {given}, but the model takes {own}")
@@ -103,21 +109,36 @@ def _adapted(
     return layer
 
 
-def _scale(config: Mapping[str, Any], module_path: str) -> float:
-    """Return the factor of an adapter's product, which may vary by layer."""
-    rank = _of_module(config.get("rank_pattern"), module_path, config.get("r", 8))
-    alpha = _of_module(config.get("alpha_pattern"), module_path, config.get("lora_alpha", 8))
-    return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
+class _Scales:
+    """The factors of an adapter's products, which may vary by layer."""
 
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self._path = path
+        self._config = config
+        self._ranks = self._patterns("rank_pattern")
+        self._alphas = self._patterns("alpha_pattern")
+        self._end_s = time.thread_time() + _MATCHING_LIMIT_S
 
-def _of_module(patterns: Mapping[str, float] | None, module_path: str, common: float) -> float:
-    """Return the value of the first pattern that matches the end of a module's path, as in PEFT."""
-    matches = (
-        value
-        for pattern, value in (patterns or {}).items()
-        if re.fullmatch(rf"(.*\.)?({pattern})", module_path)
-    )
-    return next(matches, common)
+    def of(self, module_path: str) -> float:
+        """Return the factor of a layer."""
+        rank = self._of_module(self._ranks, module_path, self._config.get("r", 8))
+        alpha = self._of_module(self._alphas, module_path, self._config.get("lora_alpha", 8))
+        return float(alpha / rank**0.5 if self._config.get("use_rslora") else alpha / rank)
+
+    def _patterns(self, field: str) -> list[tuple[re.Pattern[str], float]]:
+        patterns: Mapping[str, float] = self._config.get(field) or {}
+        return [(re.compile(rf"(.*\.)?({each})"), value) for each, value in patterns.items()]
+
+    def _of_module(
+        self, patterns: Sequence[tuple[re.Pattern[str], float]], module_path: str, common: float
+    ) -> float:
+        """Return the value of the first pattern that matches the end of a path, as in PEFT."""
+        for pattern, value in patterns:
+            if pattern.fullmatch(module_path):
+                return value
+            if time.thread_time() > self._end_s:
+                raise LoadError(f"{self._path}: its patterns take more than {_MATCHING_LIMIT_S} s")
+        return common
 
 
 def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Path | None) -> None:

@@ -4,9 +4,11 @@ Libraries open whatever has the right name: a pipe never ends, a huge file takes
 deeply nested JSON exhausts the stack.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +23,22 @@ from backend.model.checkpoint.config_file import (
     require_whole,
 )
 from backend.model.checkpoint.hub import find_path
+from common.log import shortened
 from common.remedies import version_of
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "adapters.safetensors"
 
-_LORA_NUMBERS = ("rank", "scale", "dropout")
+_MAX_RANK = 2**16
+# The largest number of a float32.
+_MAX_FACTOR = 3.4e38
+# A name of layers, with few repetitions and one choice: what else a pattern can be, may never end.
+_ATOM = r"(?:[\w.-]|\\[.d]|\[[\w-]+\])"
+_PATTERN = re.compile(rf"\^?(?:{_ATOM}[*+]?|\((?:\?:)?[\w.|\\-]+\))+\$?")
+_MAX_PATTERNS = 4096
+_MAX_PATTERN_CHARS = 512
+_MAX_REPETITIONS = 2
 # Other values of these fields change the meaning of the matrices.
 _PLAIN_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA", None),
@@ -65,6 +76,7 @@ def require_readable(directory: Path) -> None:
     config = read_json(path, dict)
     if is_peft(directory):
         _require_plain(path, config)
+        _require_numbers_of_peft(path, config)
         require_whole(directory / PEFT_WEIGHTS)
         return
     require_whole(directory / WEIGHTS)
@@ -75,9 +87,50 @@ def require_readable(directory: Path) -> None:
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise LoadError(f"{path}: lora_parameters is missing or not an object")
-    for name in _LORA_NUMBERS:
-        if not isinstance(parameters.get(name), int | float):
-            raise LoadError(f"{path}: lora_parameters.{name} is missing or not a number")
+    _require_rank(path, "lora_parameters.rank", parameters.get("rank"))
+    for name, least in (("scale", -_MAX_FACTOR), ("dropout", 0)):
+        _require_factor(path, f"lora_parameters.{name}", parameters.get(name), least)
+
+
+def _require_rank(path: Path, name: str, value: object) -> None:
+    if type(value) is not int or not 1 <= value <= _MAX_RANK:
+        problem = f"is {shortened(repr(value))}, not a whole number from 1 to {_MAX_RANK:,}"
+        raise LoadError(f"{path}: {name} {problem}")
+
+
+def _require_factor(path: Path, name: str, value: object, least: float = -_MAX_FACTOR) -> None:
+    # NaN is neither.
+    if not (type(value) in (int, float) and least <= value <= _MAX_FACTOR):  # type: ignore[operator]
+        raise LoadError(
+            f"{path}: {name} is {shortened(repr(value))}, not a number that is possible"
+        )
+
+
+def _require_numbers_of_peft(path: Path, config: Mapping[str, Any]) -> None:
+    numbers = (
+        ("r", "rank_pattern", _require_rank),
+        ("lora_alpha", "alpha_pattern", _require_factor),
+    )
+    for name, field, require in numbers:
+        require(path, name, config.get(name, 8))
+        patterns = config.get(field) or {}
+        if not isinstance(patterns, dict) or len(patterns) > _MAX_PATTERNS:
+            raise LoadError(f"{path}: {field} is not an object of at most {_MAX_PATTERNS} patterns")
+        for pattern, value in patterns.items():
+            require(path, f"{field}[{shortened(pattern)!r}]", value)
+            _require_bounded(path, field, pattern)
+
+
+def _require_bounded(path: Path, field: str, pattern: str) -> None:
+    """Refuse a pattern that might be slow on some name of a layer, or is none."""
+    repetitions = sum(map(pattern.count, "*+"))
+    is_short = len(pattern) <= _MAX_PATTERN_CHARS and pattern.count("(") <= 1
+    if is_short and repetitions <= _MAX_REPETITIONS and _PATTERN.fullmatch(pattern):
+        with contextlib.suppress(re.error):
+            re.compile(pattern)
+            return
+    problem = "is no name of layers: letters, digits, dots, two of * and +, and one choice (a|b)"
+    raise LoadError(f"{path}: {field} {shortened(pattern)!r} {problem}")
 
 
 def _require_plain(path: Path, config: Mapping[str, Any]) -> None:
