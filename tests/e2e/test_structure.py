@@ -123,10 +123,12 @@ async def test_no_thought_comes_before_the_structure_when_thinking_is_off(shared
         assert not reply.reasoning
 
 
-async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models):
+@pytest.mark.parametrize("grammar", ["", 'root ::= "\\"" [a-z]* "\\""'], ids=["alone", "hosts"])
+async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models, grammar):
     metadata = {"json_schema": json.dumps({"enum": ["red", "green"]})}
     async with shared(tiny_models("llama")) as backend:
-        reply = await stream(backend.stub, raw("ba", Metadata=metadata, Seed=1))
+        request = raw("ba", Metadata=metadata, Grammar=grammar, Seed=1)
+        reply = await stream(backend.stub, request)
         assert json.loads(reply.content) in ("red", "green")
 
 
