@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import os
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from waiting import until
 
-from benchmarks.cases import gpu, real
+from benchmarks.cases import gpu, offloading, real
 from benchmarks.harness.figure import Settings
 from benchmarks.harness.models import PublishedModel
 from benchmarks.harness.other_servers import OtherServer, OtherServerError
@@ -74,3 +76,21 @@ def test_a_gpu_is_measured_only_where_one_is_found(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "gpu_name", lambda: "")
     assert asyncio.run(gpu.measure(Settings(runs=1, is_quick=True))) == []
     assert "SKIPPED" in capsys.readouterr().err
+
+
+def test_experts_on_disk_are_measured_only_where_a_page_cache_can_be_emptied(monkeypatch, capsys):
+    monkeypatch.delattr(offloading.os, "posix_fadvise", raising=False)
+    assert asyncio.run(offloading.measure(Settings(runs=1, is_quick=True))) == []
+    assert "SKIPPED" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system cannot forget pages")
+async def test_the_page_cache_of_a_store_is_emptied_while_it_is_measured(tmp_path, monkeypatch):
+    path = tmp_path / "experts.store"
+    path.write_bytes(bytes(2**22))
+    told, advise = [], os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *given: told.append(advise(*given)))
+    with offloading.without_page_cache(path):
+        assert told
+        begun = len(told)
+        await until(lambda: len(told) > begun + 1)

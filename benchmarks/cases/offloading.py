@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from benchmarks.cases.decode_speed import GREEDY
-from benchmarks.harness.contenders import figures_of, run_in_turn
+from benchmarks.harness.contenders import figures_of, run_in_turn, say
 from benchmarks.harness.figure import Figure, Settings, at_least
 from benchmarks.harness.models import MIXTURE, ensure_built
 from benchmarks.harness.served import Served, served
@@ -29,13 +29,16 @@ Samples = dict[str, list[float]]
 
 async def measure(settings: Settings) -> list[Figure]:
     """Measure with the store in no page cache, then in a page cache that holds all of it."""
+    if not hasattr(os, "posix_fadvise"):
+        say("experts on disk: SKIPPED, this system forgets no page of a file when told to")
+        return []
     ensure_built((MIXTURE,))
     figures = []
     async with _contenders() as servers:
         (store,) = MIXTURE.directory.glob("*.store")
         figures += await _like_resident(servers)
         for name, rows in TASKS.items():
-            with _without_page_cache(store):
+            with without_page_cache(store):
                 figures += await _task(settings, name, rows, servers)
             figures += await _task(settings, f"{name}, page cache", rows, servers)
     return figures
@@ -60,7 +63,7 @@ async def _contenders() -> AsyncIterator[dict[str, Served]]:
 
 
 @contextmanager
-def _without_page_cache(path: Path) -> Iterator[None]:
+def without_page_cache(path: Path) -> Iterator[None]:
     """Have the system forget a file again and again, as if other data filled the memory."""
     ended = Event()
 
