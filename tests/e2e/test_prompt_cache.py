@@ -80,36 +80,27 @@ async def ask_uncached(directory, requests):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_an_agent_computes_only_what_is_new(tiny_models, family):
+async def test_conversations_compute_only_what_is_new_and_read_like_uncached_ones(
+    tiny_models, family
+):
+    drawn = [agent_turn(h, Temperature=0.8, Seed=5) for h in agent_steps(3)]
+    drawn += [agent_turn([SYSTEM, user("Something else.")]), drawn[1], drawn[2]]
+    other = agent_turn([SYSTEM, user("Yet another.")])
     async with served(tiny_models(family), MaxModelLen=8192) as backend:
         prompts, reused = [], []
         for request in map(agent_turn, agent_steps(6)):
             prompts.append(await tokens_of(backend, request))
             reused.append((await ask(backend, request))[1])
+        # Another conversation reuses all of the system prompt.
+        system = shared(prompts[0], await tokens_of(backend, other))
+        assert (await ask(backend, other))[1] >= 0.99 * system
+        asked = [await ask(backend, request) for request in drawn]
     reusable = [shared(before, after) for before, after in pairwise(prompts)]
     assert reused[0] == 0
     assert min(r / c for r, c in zip(reused[1:], reusable, strict=True)) >= 0.95
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_a_cached_conversation_reads_like_an_uncached_one(tiny_models, family):
-    requests = [agent_turn(h, Temperature=0.8, Seed=5) for h in agent_steps(3)]
-    requests += [agent_turn([SYSTEM, user("Something else.")]), requests[1], requests[2]]
-    async with served(tiny_models(family), MaxModelLen=8192) as backend:
-        asked = [await ask(backend, request) for request in requests]
-    assert all(hit_tokens > 0 for _, hit_tokens in asked[1:])
+    assert all(hit_tokens > 0 for _, hit_tokens in asked)
     warm = [messages[0] for messages, _ in asked]
-    assert warm == await ask_uncached(tiny_models(family), requests)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-async def test_another_conversation_reuses_all_of_the_system_prompt(tiny_models, family):
-    questions = [agent_turn([SYSTEM, user(text)]) for text in ("a question", "Some other")]
-    async with served(tiny_models(family), MaxModelLen=8192) as backend:
-        prompts = [await tokens_of(backend, question) for question in questions]
-        hits = [(await ask(backend, question))[1] for question in questions]
-    assert hits[0] == 0
-    assert hits[1] >= 0.99 * shared(*prompts)
+    assert warm == await ask_uncached(tiny_models(family), drawn)
 
 
 async def test_the_log_says_how_much_was_cached(tiny_models, caplog):
