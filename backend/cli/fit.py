@@ -119,6 +119,8 @@ def advice(forecast: Forecast) -> Iterator[Text]:
         needed, there = decimal(forecast.weights_bytes), decimal(forecast.memory_bytes)
         yield Text(f"It does not fit: the weights take {needed} of {there}.", ERROR_STYLE)
         yield Text("Take a smaller model, or one quantised to fewer bits.")
+        if forecast.is_mixture:
+            yield Text("Or leave its experts on disk: --experts disk says what that takes.")
         return
     if found := list(options(forecast)):
         yield Text("Options worth setting (docs/reference/options.md):", QUIET_STYLE)

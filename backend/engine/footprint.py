@@ -12,8 +12,10 @@ from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_se
 from backend.engine.trials.draft_model import foresee_draft
 from backend.engine.trials.pass_costs import foresee
 from backend.model.checkpoint.config_file import read_config
+from backend.model.checkpoint.expert_store import read_rate
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.encoder import is_encoder
+from backend.model.experts import layers_of_experts
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
 from backend.model.text.hf_tokenizer import tokenizer_directory
@@ -74,6 +76,7 @@ class Forecast:
         budget_bytes: For the KV caches of all requests and of the prompt cache.
         caches: For each useful width, the widest first; none of an encoder.
         experts: Those that stay on disk, if any.
+        is_mixture: Whether it has experts in memory that could stay there.
     """
 
     card: ModelCard
@@ -86,6 +89,7 @@ class Forecast:
     budget_bytes: int
     caches: tuple[KvForecast, ...]
     experts: ExpertForecast | None = None
+    is_mixture: bool = False
 
     server_bytes: ClassVar[int] = SERVER_BYTES
     engine_bytes: ClassVar[int] = ENGINE_BYTES
@@ -154,6 +158,7 @@ def forecast(
         budget_bytes=kv_budget_bytes(options, weights_bytes, working_set, media_bytes=media_bytes),
         caches=tuple(profiles.values()),
         experts=_experts(model, directory, disk_bytes_per_s),
+        is_mixture=bool(layers_of_experts(model.network)),
     )
 
 
@@ -163,8 +168,6 @@ def _experts(
     experts = model.experts
     if experts is None:
         return None
-    from backend.model.checkpoint.expert_store import read_rate
-
     return ExpertForecast(
         store_bytes=experts.store_bytes,
         budget_bytes=experts.budget_bytes,

@@ -91,11 +91,7 @@ class Experts:
 
     def take_out(self, network: Network) -> None:
         """Replace the layers of experts of a network, whose weights are still lazy."""
-        found = [
-            (path, module)
-            for path, module in network.named_modules()
-            if type(module).__name__ in _KINDS
-        ]
+        found = layers_of_experts(network)
         for path, module in found:
             count = len(module["weight"])
             arrays = {name: module.pop(name) for name in _divided(module, count)}
@@ -274,6 +270,12 @@ class HeldExperts:
     def _count(self, layer: int, size: int) -> None:
         self._taken[layer] += size
         self.nbytes += size
+
+
+def layers_of_experts(network: Network) -> list[tuple[str, Network]]:
+    """Return upstream's layers of a network that may stay on disk, with their places."""
+    modules = network.named_modules()
+    return [(path, module) for path, module in modules if type(module).__name__ in _KINDS]
 
 
 def _widened(array: mx.array) -> mx.array:

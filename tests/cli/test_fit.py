@@ -202,6 +202,21 @@ def test_weights_beyond_the_memory_are_told_with_what_to_do(foretold):
     text = printed(replace(foretold, memory_bytes=10**6))
     assert "It does not fit: the weights take 1.7 MB of 1.0 MB." in text
     assert "quantised to fewer bits" in text
+    assert "--experts disk" not in text
+
+
+def test_experts_of_a_mixture_beyond_the_memory_may_stay_on_disk(tiny_models):
+    from backend.config import ModelOptions, TuningOptions
+    from backend.engine.footprint import forecast
+
+    model = tiny_models("qwen3_moe")
+    options = ModelOptions(model=str(model))
+    told = [
+        printed(replace(forecast(replace(options, tuning=tuning), model), memory_bytes=10**5))
+        for tuning in (TuningOptions(), TuningOptions.of(experts="disk"))
+    ]
+    assert all("It does not fit" in text for text in told)
+    assert ["--experts disk says" in text for text in told] == [True, False]
 
 
 def test_the_weights_of_a_draft_model_count_where_nothing_fits(foretold):

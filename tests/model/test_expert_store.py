@@ -28,6 +28,15 @@ def test_an_expert_comes_back_as_it_was_written(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [STORE_NAME]
 
 
+def test_a_line_says_what_is_written_and_where_before_it_is(tmp_path, caplog):
+    caplog.set_level("INFO")
+    opened(tmp_path)
+    opened(tmp_path)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line.startswith("writing ")
+    assert str(tmp_path / STORE_NAME) in line
+
+
 def test_a_store_of_other_weights_is_replaced(tmp_path):
     opened(tmp_path)
     before = (tmp_path / STORE_NAME).stat().st_ino
