@@ -31,7 +31,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         kind: Metal and CUDA are `mx.gpu`; `None` is the one that MLX computes on.
     """
     if (kind or mx.default_device()) != mx.Device(mx.cpu):
-        device.take_limits(mx.device_info())
+        device.adapt_to(mx.device_info())
         return
     device.blocks_dispatch = True
     device.prepare = _prepare

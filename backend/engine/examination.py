@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from backend.config import SpeculationOptions
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.parts import LoopParts
 from backend.engine.plan import BatchPlan
@@ -57,12 +58,12 @@ class Adoption:
 class Examination:
     """Finds how rows may be batched, a pass at a time; belongs to the main thread."""
 
-    def __init__(self, loop: LoopParts, adoption: Adoption, *, knows_drafts: bool) -> None:
+    def __init__(self, loop: LoopParts, adoption: Adoption, options: SpeculationOptions) -> None:
         self._make, self._page = loop.resources.trials, loop.resources.page
         self.is_pending = self._make is not None
         self._loop = loop
         self._adoption = adoption
-        self._knows_drafts = knows_drafts
+        self._knows_drafts = options.speculation != "off"
         self._trials: Planning | None = None
         self.is_running = False
         self._is_computing = False

@@ -61,11 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """A decoder at work; belongs to the main thread of its process.
-
-    Attributes:
-        memory: What rows and prefixes may take.
-    """
+    """A decoder at work; belongs to the main thread of its process. Its parts are `LoopParts`."""
 
     def __init__(
         self,
@@ -95,8 +91,7 @@ class EngineLoop:
         new_drafting = partial(make_drafting, model, plan, resources, tuning, counters)
         feeder, drafting = make_feeder(model.network, fresh_caches), new_drafting()
         prefilling = self.prefilling = Prefilling(feeder, prefixes, self._pacer, plan, memory)
-        if drafting is not None:
-            prefilling.begin_drafts(drafting)
+        prefilling.begin_drafts(drafting)
         new_batch = partial(Batch, model.network, fresh_caches, model.card.vocab_size)
         batch = self.batch = new_batch(drafting)
         self._threads = resources.threads
@@ -105,8 +100,7 @@ class EngineLoop:
         suspects = self._suspects = Suspects(scheduler, memory, batch, prefilling, new_batch, port)
         self.requests = OpenRequests(scheduler, memory, prefixes, suspects, publisher, counters)
         self._adoption = Adoption(plan, self, new_drafting)
-        drafts = tuning.speculation.speculation != "off"
-        self.examination = Examination(self, self._adoption, knows_drafts=drafts)
+        self.examination = Examination(self, self._adoption, tuning.speculation)
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests = False, True
         self._turns, self.active_at = 0, time.monotonic()
@@ -249,8 +243,7 @@ class EngineLoop:
             self._compute_background(pace)
 
     def _prefill(self, row: Row, pace: Pace) -> None:
-        limit = pace.prefill.shared if self.scheduler.active else pace.prefill.alone
-        limit = limit.cut(row.losses)
+        limit = pace.prefill.limit(row.losses, is_shared=bool(self.scheduler.active))
         if not self.requests.may_prefill(row):
             return
         together = self.prefilling.takes_several

@@ -43,8 +43,8 @@ class Prefilling:
         """The most memory that MLX has held so far."""
         return max(self._peak_bytes, int(mx.get_peak_memory()))
 
-    def begin_drafts(self, drafting: Drafting) -> None:
-        """Notify a drafting from now on."""
+    def begin_drafts(self, drafting: Drafting | None) -> None:
+        """Notify a drafting from now on, if there is one."""
         self._drafting = drafting
 
     @property

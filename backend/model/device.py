@@ -173,7 +173,7 @@ class Device:
     pass_limit_s: float = math.inf
     max_arrays: float = math.inf
 
-    def take_limits(self, info: Mapping[str, Any]) -> None:
+    def adapt_to(self, info: Mapping[str, Any]) -> None:
         """Adapt to a GPU by MLX's facts of it: Metal names limits, and CUDA its capability."""
         if "resource_limit" in info:
             self.pass_limit_s = METAL_PASS_S

@@ -66,7 +66,7 @@ def test_metal_and_cuda_get_no_functions():
 )
 def test_metal_limits_passes_and_arrays_and_cuda_does_not(info, limits):
     device = Device()
-    device.take_limits(info)
+    device.adapt_to(info)
     assert (device.pass_limit_s, device.max_arrays) == limits
 
 

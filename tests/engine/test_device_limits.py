@@ -53,7 +53,7 @@ def metal():
 @contextmanager
 def device_of(info):
     before = DEVICE.pass_limit_s, DEVICE.max_arrays
-    DEVICE.take_limits(info)
+    DEVICE.adapt_to(info)
     yield
     DEVICE.pass_limit_s, DEVICE.max_arrays = before
 

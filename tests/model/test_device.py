@@ -91,7 +91,7 @@ def test_a_large_pass_is_worth_a_plan(planned):
 
 def test_cuda_alone_gets_it():
     cuda, metal = Device(), Device()
-    cuda.take_limits(CUDA)
-    metal.take_limits({"resource_limit": 499_000})
+    cuda.adapt_to(CUDA)
+    metal.adapt_to({"resource_limit": 499_000})
     assert (cuda.attend, cuda.attend_from) == (attend_unplanned, 0)
     assert (metal.attend, metal.attend_from) == (Device().attend, Device().attend_from)

@@ -141,6 +141,10 @@ class PrefillPace:
     shared: ChunkLimit
     alone: ChunkLimit
 
+    def limit(self, losses: int, *, is_shared: bool) -> ChunkLimit:
+        """Return the limit of a request over which so many engines were lost."""
+        return (self.shared if is_shared else self.alone).cut(losses)
+
 
 class PrefillPacer:
     """Fits prefill into the pauses between decode steps; belongs to the main thread.
