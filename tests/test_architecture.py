@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 MODULE_CEILING = 800
+LOOP_CEILING = 400
 MODULE_FLOOR = 40
 PACKAGE_FILES = ("__init__.py", "__main__.py")
 FUNCTION_CEILING = 55
@@ -47,6 +48,11 @@ def is_program(path):
     return path == ROOT / "scripts" / "build_hook.py" or "\nif __name__ == " in path.read_text(
         encoding="utf-8"
     )
+
+
+def test_the_loop_is_one_file_that_can_be_read_at_once():
+    loop = ROOT / "backend" / "engine" / "loop.py"
+    assert len(loop.read_text(encoding="utf-8").splitlines()) <= LOOP_CEILING
 
 
 def test_files_hold_a_whole_concept():
