@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from tool_replies import TOOLS
 
+from backend.config import SMALL_RULE_BYTES
 from backend.core.guide import (
     Guide,
     OfferedTool,
@@ -200,6 +201,25 @@ def test_a_slow_grammar_holds_up_no_other_and_equal_ones_are_written_once():
     assert asked.answers["slow too"].empty()
     assert [begun.get(timeout=60) for _ in "abc"] == ["a", "b", "c"]
     assert begun.empty()
+
+
+def test_large_rules_hold_up_no_small_one_however_many_wait():
+    let = threading.Event()
+
+    def script(rule):
+        if len(rule.text) > SMALL_RULE_BYTES:
+            assert let.wait(60)
+        return Written((f'"{rule.text[:4]}"',))
+
+    asked = Asked(start_process=lambda _begin: Scripted(script))
+    large = [f"{number:04}" + "x" * SMALL_RULE_BYTES for number in range(9)]
+    for text in large:
+        asked.submit(text, Guide(rule=ReplyRule(text=text)))
+    for text in ("a", "b", "c"):
+        assert takes(asked.made(text, Guide(rule=ReplyRule(text=text))), text)
+    let.set()
+    for text in large:
+        assert takes(asked.made(text), text[:4])
 
 
 def test_nothing_is_begun_for_requests_that_have_left():

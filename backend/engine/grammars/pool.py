@@ -1,21 +1,24 @@
 """Makes the grammars of requests: a few at a time, so that a slow one holds up few others.
 
+However many large rules wait, one thread is left for small ones.
+
 A thread has a process write and try a grammar, and compiles what has passed. The thread cannot be
 held up: the process can be killed, and a compilation that has passed its trial ends.
 """
 
 import hashlib
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from backend.config import GRAMMAR_PROCESSES, MAX_KEPT_GRAMMARS
+from backend.config import GRAMMAR_PROCESSES, MAX_KEPT_GRAMMARS, SMALL_RULE_BYTES
 from backend.core.guide import (
     GrammarParts,
     Guide,
@@ -166,6 +169,32 @@ class _Job:
     done: Callable[[Outcome], None]
 
 
+class _Line:
+    """The rules that wait, the oldest first; from any thread."""
+
+    def __init__(self) -> None:
+        self._rules: deque[tuple[bytes, bool]] = deque()
+        self._news = threading.Condition()
+
+    def put(self, key: bytes, *, is_small: bool) -> None:
+        """Add a rule."""
+        with self._news:
+            self._rules.append((key, is_small))
+            self._news.notify_all()
+
+    def take(self, *, only_small: bool = False, timeout_s: float | None = None) -> bytes | None:
+        """Wait for a rule, and return its key; `None` after the timeout."""
+        with self._news:
+            found = self._news.wait_for(lambda: self._next(only_small), timeout_s)
+            if found is None:
+                return None
+            self._rules.remove(found)
+            return found[0]
+
+    def _next(self, only_small: bool) -> tuple[bytes, bool] | None:  # noqa: FBT001 (a predicate)
+        return next((rule for rule in self._rules if rule[1] or not only_small), None)
+
+
 class GrammarPool:
     """Makes grammars for one model; safe from any thread."""
 
@@ -181,13 +210,13 @@ class GrammarPool:
         Args:
             note: Called with the requests for which grammars are being compiled, whenever they
                 change: a crash would be due to one of them.
-            slots: Number of grammars in work at once.
+            slots: Number of grammars in work at once; of several, the last is for small rules.
         """
         self._workshop = workshop
         self._note = note
         self._slots = slots
         self._start_process = start_process
-        self._keys: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._line = _Line()
         self._waiting: dict[bytes, list[_Job]] = {}
         self._compiling: set[str] = set()
         self._note_lock = threading.Lock()
@@ -199,7 +228,8 @@ class GrammarPool:
     def start(self) -> None:
         """Start the threads; one of them prepares for grammars when no first token waits."""
         for number in range(self._slots):
-            work = self._work if number else self._warm_up
+            is_last = number == self._slots - 1
+            work = partial(self._work, only_small=is_last) if number else self._warm_up
             threading.Thread(target=work, name="grammars", daemon=True).start()
 
     def submit(self, request_id: str, guide: Guide, done: Callable[[Outcome], None]) -> None:
@@ -208,7 +238,8 @@ class GrammarPool:
         Args:
             done: Receives it; not called after `cancel`. Must not block.
         """
-        job, key = _Job(request_id, guide, done), _key(guide.rule)
+        rule = msgspec.msgpack.encode(guide.rule)
+        job, key = _Job(request_id, guide, done), _key(rule)
         written = self._written.find(key) if guide.rule else _FREE
         if written is not None and self._workshop.is_ready(_parts(written, guide)):
             done(self._outcome(job, written))
@@ -217,7 +248,7 @@ class GrammarPool:
             jobs = self._waiting.setdefault(key, [])
             jobs.append(job)
             if len(jobs) == 1:
-                self._keys.put(key)
+                self._line.put(key, is_small=len(rule) <= SMALL_RULE_BYTES)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request: nothing is started for it any more."""
@@ -226,9 +257,8 @@ class GrammarPool:
                 jobs[:] = [job for job in jobs if job.request_id != request_id]
 
     def _warm_up(self) -> None:
-        try:
-            key = self._keys.get(timeout=WARM_UP_DELAY_S)
-        except queue.Empty:
+        key = self._line.take(timeout_s=WARM_UP_DELAY_S)
+        if key is None:
             if isinstance(process := _guarded(self._new_process), BackendError):
                 log.warning("this model cannot follow a grammar: %s", process)
             else:
@@ -237,9 +267,11 @@ class GrammarPool:
             self._serve(key)
         self._work()
 
-    def _work(self) -> None:
+    def _work(self, *, only_small: bool = False) -> None:
         while True:
-            self._serve(self._keys.get())
+            key = self._line.take(only_small=only_small)
+            if key is not None:
+                self._serve(key)
 
     def _serve(self, key: bytes) -> None:
         """Make a grammar for all requests that wait for it."""
@@ -359,6 +391,6 @@ def _parts(written: Written, guide: Guide) -> GrammarParts | None:
     return GrammarParts(rules=written.rules, budget=guide.budget)
 
 
-def _key(rule: ReplyRule | None) -> bytes:
+def _key(rule: bytes) -> bytes:
     """Return a key that equal rules share."""
-    return hashlib.sha256(msgspec.msgpack.encode(rule)).digest()
+    return hashlib.sha256(rule).digest()
