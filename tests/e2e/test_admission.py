@@ -35,31 +35,54 @@ def tight(network, tokens, *, rows=1):
     return [f"max_kv_bytes:{room_for(network, tokens, rows=rows)}", "expected_tokens:32"]
 
 
-async def ask(directory, requests, options=(), **fields):
-    """Return the replies to requests sent at once, by a server that is idle in the end."""
-    async with served(directory, MaxModelLen=CONTEXT, Options=options, **fields) as backend:
-        async with backend.held(len(requests)):
-            calls = [asyncio.ensure_future(backend.stub.Predict(each)) for each in requests]
-        replies = await asyncio.gather(*calls)
-        await until(lambda: backend.is_idle)
-        # The pass that was in flight for the last of them ends a turn later.
-        await until(lambda: backend.engine.status().memory_bytes["kv_active"] == 0)
-        assert backend.engine.status().memory_bytes["kv_reserved"] == 0
-    return [(reply.message, reply.tokens) for reply in replies]
+async def nothing():
+    """Wait for nothing."""
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+async def ask_crowds(directory, crowds, options=(), *, after=nothing):
+    """Return the replies to crowds of requests, each sent at once to an idle server.
+
+    Args:
+        after: Awaited after each crowd.
+    """
+    replies = []
+    async with served(directory, MaxModelLen=CONTEXT, Options=options) as backend:
+        for requests in crowds:
+            async with backend.held(len(requests)):
+                calls = [asyncio.ensure_future(backend.stub.Predict(each)) for each in requests]
+            replies.append(await asyncio.gather(*calls))
+            await until(lambda: backend.is_idle)
+            # The pass that was in flight for the last of them ends a turn later.
+            await until(lambda: backend.engine.status().memory_bytes["kv_active"] == 0)
+            assert backend.engine.status().memory_bytes["kv_reserved"] == 0
+            await after()
+    return [[(reply.message, reply.tokens) for reply in crowd] for crowd in replies]
+
+
+async def ask(directory, requests, options=()):
+    [replies] = await ask_crowds(directory, [requests], options)
+    return replies
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5"])
 async def test_replies_are_the_same_when_requests_have_to_pause(
-    tiny_models, networks, family, settings, capfd
+    tiny_models, networks, family, capfd
 ):
     log = Stderr(capfd)
-    requests = [open_ended(number, **settings) for number in range(4)]
-    free = await ask(tiny_models(family), requests)
+    crowds = [
+        [open_ended(number, **settings) for number in range(4)] for settings in (GREEDY, SEEDED)
+    ]
+    free = await ask_crowds(tiny_models(family), crowds)
     assert "pauses" not in log.text
     options = tight(networks(family), 150, rows=3)
-    assert await ask(tiny_models(family), requests, options) == free
-    await log.holds("pauses")
+    seen = 0
+
+    async def paused():
+        nonlocal seen
+        await until(lambda: log.text.count("pauses") > seen)
+        seen = log.text.count("pauses")
+
+    assert await ask_crowds(tiny_models(family), crowds, options, after=paused) == free
 
 
 async def test_a_lone_request_without_a_limit_ends_where_the_memory_does(
@@ -161,10 +184,10 @@ async def test_a_higher_priority_is_served_first_and_an_unknown_one_is_normal(ti
 
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
 @pytest.mark.parametrize("phase", RequestPhase)
-async def test_a_deadline_ends_a_request_in_every_phase(tiny_models, rpc, phase):
+async def test_a_deadline_ends_a_request_in_every_phase(shared, tiny_models, rpc, phase):
     """In the queue, behind one that never ends; in the prefill of a long prompt; in decoding."""
     options = ["max_slots:1", "prefill_chunk_alone:8", "max_cache_bytes:0"]
-    async with served(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
+    async with shared(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
         blocker = None
         if phase is RequestPhase.WAITING:
             blocker = backend.stub.PredictStream(raw(**UNENDING))
