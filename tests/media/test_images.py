@@ -241,10 +241,49 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_a_bomb_takes_no_memory():
+ANIMATED_AND_CHUNKED = """
+import resource, struct, zlib
+from contextlib import suppress
+from media_files import encoded
+from PIL import Image
+from backend.errors import InvalidRequestError
+from backend.media.images import decode_image
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+def deflated(megabytes):
+    packer = zlib.compressobj(9)
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(megabytes)) + packer.flush()
+
+plain = encoded(Image.new("RGB", (9, 9)), "PNG")
+after_header = 33
+header, rest = plain[:after_header], plain[after_header:]
+frame = bytes.fromhex("21f9040001000000 2c000000000100010000 02024401 00")
+still = encoded(Image.new("P", (9, 9)), "GIF")
+hostile = [
+    still[:-1] + frame * 100_000 + still[-1:],
+    header + chunk(b"acTL", struct.pack(">II", 2**32 - 1, 0)) + rest,
+    header + chunk(b"tEXt", b"a\\0b") * 20_000 + rest,
+    header + chunk(b"zTXt", b"a\\0\\0" + deflated(256)) + rest,
+    header + chunk(b"iTXt", b"a\\0\\1\\0\\0\\0" + deflated(256)) + rest,
+    header + chunk(b"iCCP", b"a\\0\\0" + deflated(256)) + rest,
+    header + chunk(b"IDAT", deflated(256)) + rest[-12:],
+]
+decode_image("Images[0]", plain)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for data in hostile:
+    with suppress(InvalidRequestError):
+        assert decode_image("Images[0]", data).size == (9, 9)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("probe", [PROBE, ANIMATED_AND_CHUNKED])
+def test_a_bomb_takes_no_memory(probe):
     support = Path(__file__).parent.parent / "support"
     done = subprocess.run(
-        [sys.executable, "-c", PROBE],
+        [sys.executable, "-c", probe],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(support), *sys.path])},
         capture_output=True,
         text=True,
