@@ -230,6 +230,11 @@ def _is_there(descriptor: int, path: str | Path, inside: int | None = None) -> b
     return os.path.samestat(status, os.fstat(descriptor))
 
 
+def others_may_write(status: os.stat_result) -> bool:
+    """Tell whether a file or directory is another user's, or others can write to it."""
+    return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
 def _require_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ForeignDirectoryError(f"{path} belongs to another user")

@@ -276,7 +276,7 @@ class Worth:
         """Return the size of paths after they give up all that they can."""
         nodes = path_nodes(ends)
         spare = sum((self._spare_of(node) for node in nodes - ends), Size())
-        return path_size(nodes) - spare
+        return total_size(nodes) - spare
 
     def of_subtrees(self, tree: RadixTree[Segment]) -> dict[SegmentNode, float]:
         """Return the worth of each node, which stays as long as any node below it."""
@@ -329,9 +329,14 @@ def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:
     return {node for end in ends for node in end.lineage()}
 
 
+def total_size(nodes: Iterable[SegmentNode]) -> Size:
+    """Return the size of nodes."""
+    return sum((node.value.size for node in nodes), Size())
+
+
 def path_size(ends: Iterable[SegmentNode]) -> Size:
     """Return the size of nodes and their ancestors, shared ones once."""
-    return sum((node.value.size for node in path_nodes(ends)), Size())
+    return total_size(path_nodes(ends))
 
 
 def path_tokens(ends: Iterable[tuple[SegmentNode, int]]) -> int:

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 from backend.cache.kv import PlainArray, PlainSegment
 from backend.cache.radix import BYTES_PER_TOKEN, TokenKey
+from common.directories import others_may_write
 
 FORMAT = "mlx-backend prompt cache 2"
 MAX_HEADER_BYTES = 16 * 2**20
@@ -192,7 +193,6 @@ _LISTED_NAMES = 3
 # O_NONBLOCK: opening a pipe must not block.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 log = logging.getLogger(__name__)
@@ -364,7 +364,7 @@ def _folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
 
 def _require_own(path: str | Path, status: os.stat_result) -> None:
     """Refuse a folder in which another user can write: its files become state of the model."""
-    if status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS:
+    if others_may_write(status):
         raise ForeignFileError(f"{path} is another user's, or others can write to it")
 
 

@@ -18,6 +18,7 @@ from backend.cache.eviction import (
     Worth,
     path_size,
     path_tokens,
+    total_size,
 )
 from backend.cache.kv import LooseNode, Refill, Segment, Size, Snapshot
 from backend.cache.radix import Divisible, Match, Node, RadixTree, TokenKey
@@ -290,7 +291,7 @@ class NodeStore:
         """Raise AssertionError unless bytes, tokens and names of nodes are right."""
         self.tree.check()
         nodes = list(self.tree.walk())
-        if self.size != path_size(nodes):
+        if self.size != total_size(nodes):
             raise AssertionError("bytes or arrays are miscounted")
         if any(node.value.tokens != len(node.label) for node in nodes):
             raise AssertionError("a node holds other tokens than its own")

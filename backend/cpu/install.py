@@ -1,4 +1,4 @@
-"""Has a process compute on a CPU by this package, on others as MLX does, within their limits."""
+"""Has a process compute on a CPU by this package, on others as they need."""
 
 import logging
 import sys
@@ -13,16 +13,16 @@ from backend.cpu.whole_attention import attend_whole
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
 
-# Their wheels of MLX compute each exponential by a call of the C library.
 # The memory is that of the whole machine, and taken again at once.
 _TURNS_PER_CLEAR = 32
+# Their wheels of MLX compute each exponential by a call of the C library.
 _HAS_SLOW_EXPONENTIALS = sys.platform == "linux"
 
 log = logging.getLogger(__name__)
 
 
 def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
-    """Give a device the functions of this package if it is a CPU, and any other its limits.
+    """Give a device the functions of this package if it is a CPU; any other adapts to MLX's facts.
 
     Call it once in a process, before it loads a model.
 

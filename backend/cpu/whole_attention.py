@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from backend.cpu.exponentials import pays
 from backend.engine.kv.layer import merged, over_own
+from backend.model.device import is_for_all_heads
 from common import openblas
 from common.process import usable_cores
 
@@ -267,8 +268,7 @@ def _selects(mask: mx.array | str | None) -> bool:
     """Tell whether a mask says for each position whether it is visible, alike for all heads."""
     if not isinstance(mask, mx.array):
         return mask in (None, _CAUSAL)
-    is_for_all_heads = mask.ndim == _MATRIX or (mask.ndim > _MATRIX and mask.shape[-3] == 1)
-    return is_for_all_heads and bool(mask.dtype == mx.bool_)
+    return mask.ndim >= _MATRIX and is_for_all_heads(mask) and bool(mask.dtype == mx.bool_)
 
 
 def _visible(mask: mx.array | str | None, queries: slice, latest: slice) -> mx.array | None:

@@ -20,6 +20,7 @@ import msgspec
 
 from backend.core.prompt import MediaKind
 from backend.engine.plan import BatchPlan
+from common.directories import others_may_write
 
 # A trial that ended so many processes is not repeated in the next one.
 MAX_BEGUN = 3
@@ -159,8 +160,6 @@ def encoded(findings: Sequence[tuple[str, Findings]]) -> bytes:
 MAX_MODELS = 256
 MAX_FILE_BYTES = 2**20
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
 
 class FindingsStore:
     """The findings of models by their keys; for any thread."""
@@ -241,7 +240,7 @@ def _own_content(path: Path) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
             raise ValueError("it is no regular file of at most a megabyte")
-        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+        if others_may_write(status):
             raise ValueError("others may have written it")
         return file.read(MAX_FILE_BYTES)
 

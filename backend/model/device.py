@@ -89,7 +89,7 @@ def attend_unplanned(
     """Return what `mx.fast.scaled_dot_product_attention` does, without a plan of cuDNN.
 
     On CUDA MLX's function makes a plan for every new pair of lengths: 40 to 60 ms on an H100, and
-    600 to 700 ms with a mask that is an array. That is more than the pass of a short prompt, and
+    630 to 740 ms with a mask that is an array. That is more than the pass of a short prompt, and
     hardly two prompts have the same length. Large passes are left to it.
 
     Args:
@@ -103,7 +103,7 @@ def attend_unplanned(
     kv_heads, positions = keys.shape[1:3]
     is_large = rows * heads * width * positions > _MOST_SCORES
     has_kernel = width == 1 or (width <= _VECTOR_QUERIES and not isinstance(mask, mx.array))
-    if is_large or has_kernel or sinks is not None or not _is_for_all_heads(mask):
+    if is_large or has_kernel or sinks is not None or not is_for_all_heads(mask):
         return mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
@@ -116,8 +116,9 @@ def attend_unplanned(
     return (weights @ values).reshape(rows, heads, width, -1)
 
 
-def _is_for_all_heads(mask: mx.array | str | None) -> bool:
-    return not isinstance(mask, mx.array) or mask.ndim == _MATRIX or mask.shape[-3] == 1
+def is_for_all_heads(mask: mx.array | str | None) -> bool:
+    """Tell whether a mask hides the same positions from all heads."""
+    return not isinstance(mask, mx.array) or mask.ndim <= _MATRIX or mask.shape[-3] == 1
 
 
 def _masked(scores: mx.array, mask: mx.array | str) -> mx.array:

@@ -3,7 +3,6 @@
 Their weights are random, so nothing is drafted: a random model repeats itself as no other does.
 """
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -67,7 +66,7 @@ async def measure(settings: Settings) -> list[Figure]:
 async def _contenders(model: GpuModel) -> AsyncIterator[tuple[dict[str, Run], Served]]:
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(served(model, "speculation:off", "max_slots:32"))
-        environment = {**os.environ, **environment_of(ours.process.pid)}
+        environment = environment_of(ours.process.pid)
         raw = stack.enter_context(Baseline(model, environment))
         upstream = stack.enter_context(mlx_lm_server(model.directory, environment, raw.threads))
         runs = {OURS: ours.run, RAW: in_thread(raw.run), UPSTREAM: in_thread(upstream.run)}

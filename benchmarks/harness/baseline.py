@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.harness.models import ROOT, BenchModel, GpuModel, PublishedModel
+from benchmarks.harness.models import ROOT, AnyModel
 from benchmarks.harness.workload import Speed, Workload
 
 QUIET = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
@@ -23,9 +23,7 @@ class BaselineError(Exception):
 class Baseline:
     """A process with a loaded model that computes only on request."""
 
-    def __init__(
-        self, model: BenchModel | GpuModel | PublishedModel, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, model: AnyModel, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.harness.raw", model.directory],
             cwd=ROOT,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from common.openblas import find_openblas, is_wanted, preloading
 
@@ -156,6 +157,8 @@ class GpuModel:
         """Whether it is built; its config is written last."""
         return (self.directory / "config.json").exists()
 
+
+AnyModel: TypeAlias = BenchModel | GpuModel | PublishedModel
 
 _1B = Width(2048, 16, 8192, (32, 8), is_tied=True)
 _8B = Width(4096, 32, 14_336, (32, 8))

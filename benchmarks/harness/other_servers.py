@@ -67,14 +67,20 @@ class OtherServer:
 
 
 def _answer(connection: HTTPConnection, body: str) -> HTTPResponse:
-    """Ask until it is answered: mlx-lm's server resets connections beyond its queue of five."""
-    while True:
+    """Ask until it is answered: mlx-lm's server resets connections beyond its queue of five.
+
+    Raises:
+        OtherServerError: All were reset.
+    """
+    until = time.monotonic() + REPLY_TIMEOUT_S
+    while time.monotonic() < until:
         try:
             connection.request("POST", "/v1/completions", body)
             return connection.getresponse()
         except ConnectionResetError:
             connection.close()
             time.sleep(_POLL_INTERVAL_S)
+    raise OtherServerError("it resets every connection")
 
 
 def _asked(prompt: str, new_tokens: int) -> Mapping[str, object]:

@@ -17,7 +17,7 @@ import grpc.aio
 from backend.cli.server_process import ServerProcess
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
-from benchmarks.harness.models import BenchModel, GpuModel, PublishedModel
+from benchmarks.harness.models import AnyModel
 from benchmarks.harness.workload import Sampling, Speed, Timeline, Workload, speed, words
 
 
@@ -49,9 +49,7 @@ def started_server(environment: Mapping[str, str] | None = None) -> Iterator[Ser
 
 
 @asynccontextmanager
-async def served(
-    model: BenchModel | GpuModel | PublishedModel, *options: str
-) -> AsyncIterator["Served"]:
+async def served(model: AnyModel, *options: str) -> AsyncIterator["Served"]:
     """Start a server and load a model with `key:value` options."""
     with started_server() as process:
         await process.wait_until_ready()
@@ -71,9 +69,7 @@ class Served:
         self._sent_tokens = 0
         self._new_seeds = itertools.count(NEW_SEEDS_START)
 
-    async def load(
-        self, model: BenchModel | GpuModel | PublishedModel, options: Sequence[str] = ()
-    ) -> None:
+    async def load(self, model: AnyModel, options: Sequence[str] = ()) -> None:
         """Load a model with `key:value` options, replacing the previous one."""
         await self._stub.LoadModel(
             pb.ModelOptions(

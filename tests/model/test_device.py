@@ -42,6 +42,7 @@ def masks(width, positions):
         "a matrix of one head": seen[None],
         "for each row": mx.arange(positions) < lengths,
         "for each row and query": seen & (mx.arange(positions) < lengths),
+        "one row": mx.arange(positions) < positions - 1,
         "sums": mx.where(seen, 0.0, -1e9),
         "nothing is seen": mx.zeros((ROWS, 1, width, positions), mx.bool_),
     }
