@@ -340,6 +340,12 @@ class RowKV:
             arrays = self.joined()
         return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of the keys, for families that read positions from it."""
+        rows, heads, _, width = (*self.tail_arrays(), *self.parts[0].arrays)[0].shape
+        return rows, heads, self.offset, width
+
     def refer(self, parts: Sequence[Part]) -> None:
         """Use parts for the first positions; the tail keeps those after them."""
         tokens = sum(part.tokens for part in parts)

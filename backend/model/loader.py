@@ -35,6 +35,7 @@ from backend.model.checkpoint.config_file import (
 )
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error, one_line
 from backend.model.checkpoint.gate import require_sound
+from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import (
     Network,
     import_mlx_lm,
@@ -51,7 +52,6 @@ from backend.model.checkpoint.weights import (
     evaluate,
     is_bare_decoder,
     memory_bytes,
-    mend,
     need_no_room,
     require_memory,
     weights_bytes,

@@ -15,7 +15,7 @@ import numpy as np
 from grpc.aio import AioRpcError
 from PIL import Image
 
-from backend.model.checkpoint.weights import mend
+from backend.model.checkpoint.mends import mend
 from backend.model.vision.media_processor import HfProcessor
 from backend.model.vision.towers import mend_processor
 from backend.pb import backend_pb2 as pb

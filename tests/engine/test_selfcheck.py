@@ -1,9 +1,11 @@
 import importlib
+import json
 import math
 
 import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
+from mlx_vlm.utils import load_model
 from whole_trial import WholeTrial
 
 from backend.engine.passes.agreement import OtherRankError, Ranks
@@ -17,9 +19,11 @@ from backend.engine.trials.trial_steps import (
 )
 from backend.errors import LoadError
 from backend.model.checkpoint.config_file import attention_spans
+from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import import_mlx_lm
-from backend.model.checkpoint.weights import mend
+from backend.model.vision.vision_network import VisionNetwork
 from scripts.sweep.text_models import build_text_model, text_config
+from scripts.sweep.vision_models import build_vision_model
 from scripts.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.mlx
@@ -85,6 +89,13 @@ def test_rings_and_states_go_back_too(networks, family):
 def test_caches_of_chunks_keep_what_they_have_taken(networks):
     rows = trial(networks("llama4"))
     assert "keep what they have taken" in rows.fault(BatchPlan(), width=2, rows=[0])
+
+
+def test_rows_that_cannot_go_back_share_passes_all_the_same(tmp_path):
+    network = VisionNetwork(load_model(build_vision_model("glm5_next", tmp_path)))
+    rows = trial(network, lengths=trial_lengths({32}))
+    assert rows.fault(BatchPlan(Batching.PADDED)) is None
+    assert "keep what they have taken" in rows.fault(BatchPlan(Batching.PADDED), width=2)
 
 
 def test_caches_without_merge_are_told():
@@ -209,6 +220,16 @@ def test_windows_are_crossed_and_batch_correctly(networks, family):
     rows = trial(networks(family), lengths=(4, 40, 59))
     assert rows.ragged_fault(Batching.RAGGED) is None
     assert rows.fault(BatchPlan(Batching.PADDED)) is None
+
+
+def test_the_batches_of_qwen4_exp_are_wrong_only_beyond_its_budget(tmp_path):
+    """Upstream contract: it selects blocks of keys over padding, as of mlx-vlm 0.7."""
+    directory = build_vision_model("qwen4_exp", tmp_path)
+    spans = attention_spans(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+    assert spans == {64}
+    network = VisionNetwork(load_model(directory))
+    assert fault(network) is None
+    assert "differ" in fault(network, lengths=trial_lengths(spans))
 
 
 @pytest.mark.parametrize("spans", [{24}, {8, 32}, {2048, 64}, {3}])

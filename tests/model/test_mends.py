@@ -1,10 +1,18 @@
 """Bugs of the libraries' model code, and networks without them."""
 
+import importlib
+
 import mlx.core as mx
 import pytest
 from mlx_vlm.utils import load_model
 
-from backend.model.checkpoint.weights import mend
+from backend.engine.passes.caches import CacheFactory
+from backend.engine.plan import Batching
+from backend.engine.trials.batch_check import batch_plan
+from backend.model.checkpoint.mends import mend
+from backend.model.checkpoint.upstream import import_mlx_lm
+from backend.model.vision.vision_network import VisionNetwork
+from scripts.sweep.text_models import build_text_model
 from scripts.sweep.vision_models import build_vision_model
 
 pytestmark = pytest.mark.mlx
@@ -49,3 +57,54 @@ def test_gemma3n_scales_text_and_no_picture(gemma3n):
     assert mx.array_equal(after[1], mx.full(WIDTH, 0.5))
     assert mx.allclose(after[0], before[0] * WIDTH**0.5)
     assert mx.allclose(after[2], before[2] * WIDTH**0.5)
+
+
+TOKENS = [(7 * i * i + 3 * i) % 94 for i in range(60)]
+
+
+def plan_of(network):
+    return batch_plan(network, CacheFactory(network), TOKENS)
+
+
+def test_gpt_bigcode_embeds_the_positions_of_each_row(tmp_path):
+    """Upstream contract: when this fails, mlx-lm can batch it and the mend may go."""
+    network, _ = import_mlx_lm().load_model(build_text_model("gpt_bigcode", tmp_path))
+    assert not plan_of(network).batches
+    mend(network)
+    assert plan_of(network).batching is Batching.RAGGED
+
+
+def test_hunyuan_vl_turns_each_row_by_its_own_position(tmp_path):
+    """Upstream contract: it gives all rows the position of the longest, as of mlx-vlm 0.7."""
+    model = load_model(build_vision_model("hunyuan_vl", tmp_path))
+    assert not plan_of(VisionNetwork(model)).batches
+    mend(model)
+    assert plan_of(VisionNetwork(model)).batching is Batching.RAGGED
+
+
+def test_jina_vlm_turns_each_row_by_its_own_position():
+    """Upstream contract: it gives all rows the position of the longest, as of mlx-vlm 0.7."""
+    module = importlib.import_module("mlx_vlm.models.jina_vlm.language")
+    rope, x = module.RoPE(16), mx.random.normal((2, 3, 4, 16))
+    alone = mx.concatenate([rope(x[:1], 7), rope(x[1:], 30)])
+    offsets = mx.array([7, 30])
+    assert not mx.allclose(rope(x, offsets), alone, atol=1e-3)
+    mend(type("Model", (), {"__module__": MODULE_OF_JINA, **with_layer_of(rope)})())
+    assert mx.allclose(rope(x, offsets), alone, atol=1e-5)
+    assert mx.array_equal(rope(x[:1], 7), alone[:1])
+
+
+MODULE_OF_JINA = "mlx_vlm.models.jina_vlm.jina_vlm"
+
+
+def with_layer_of(rope):
+    attention = type("Attention", (), {"rope": rope})
+    layer = type("Layer", (), {"attn": attention})
+    return {"language_model": type("LanguageModel", (), {"layers": [layer]})}
+
+
+def test_afm7_reads_positions_from_the_keys_that_its_layers_share(tmp_path):
+    network, _ = import_mlx_lm().load_model(build_text_model("afm7", tmp_path))
+    plan = plan_of(network)
+    assert plan.batching is Batching.RAGGED
+    assert plan.shares_prefixes

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from backend.model.checkpoint.weights import mend
+from backend.model.checkpoint.mends import mend
 from backend.model.vision.towers import mend_processor
 from backend.pb import backend_pb2 as pb
 

@@ -148,12 +148,13 @@ class BatchCaches:
         taken, counts = self._taken
         before, self._before = self._before, []
         partly = [0 < n < count for n, count in zip(kept, counts, strict=True)]
-        if not self.can_go_back or (before and any(partly)):
+        given_back = [count - n for count, n in zip(taken, kept, strict=True)]
+        if any(given_back) and (not self.can_go_back or (before and any(partly))):
             raise ValueError("these caches keep what they have taken")
         if not all(kept):
             for leaf, arrays in before:
                 leaf.cache = _chosen_states(kept, leaf.cache, arrays)
-        self.give_back([count - n for count, n in zip(taken, kept, strict=True)])
+        self.give_back(given_back)
 
     def _starting(self, network: Network) -> Network:
         """Return the network for a pass of an idle device."""

@@ -369,6 +369,12 @@ class RaggedKV:
         self.buffers[group] = (keys, *others)
 
     @property
+    def shape(self) -> tuple[int, int, mx.array, int]:
+        """The shape of the keys, for families that read positions from it: each row has its own."""
+        rows, heads, _, width = self.keys.shape
+        return rows, heads, self.offset, width
+
+    @property
     def dtype(self) -> mx.Dtype:
         """The data type of values, to which some families convert the output of attention."""
         return self.state[-1].dtype
@@ -597,7 +603,7 @@ def _routed(upstream: Attention) -> Attention:
             case RaggedKV():
                 return keys.attend(queries, scale, mask, sinks)
             case RowKV():
-                return attend_row(keys, queries, scale, cast(mx.array | None, mask), sinks)
+                return attend_row(keys, queries, scale, mask, sinks)
             case mx.array() if not hasattr(given["cache"], "bits"):
                 values = cast(mx.array, given["values"])
                 is_large = queries.size // queries.shape[-1] * keys.shape[2] >= DEVICE.attend_from
@@ -610,23 +616,24 @@ def _routed(upstream: Attention) -> Attention:
 
 
 def attend_row(
-    row: RowKV, queries: mx.array, scale: float, mask: mx.array | None, sinks: mx.array | None
+    row: RowKV, queries: mx.array, scale: float, mask: mx.array | str | None, sinks: mx.array | None
 ) -> mx.array:
     """Return the attention [1, heads, width, value width] of a single row.
 
     Args:
         row: With references; its tail holds the positions of the queries.
         queries: [1, heads, width, head width].
-        mask: [width, positions], for layers with a window; `None` is causal.
+        mask: [width, positions], for layers with a window; `None` and "causal" are the same.
         sinks: [heads] scores of an empty position.
     """
     width = queries.shape[2]
-    if mask is None and width > 1:
+    seen = mask if isinstance(mask, mx.array) else None
+    if seen is None and width > 1:
         latest = mx.arange(row.offset - width, row.offset)[:, None]
-        mask = mx.arange(row.offset) <= latest
+        seen = mx.arange(row.offset) <= latest
 
     def visible(start: int, stop: int) -> mx.array | None:
-        return None if mask is None else mask[None, None, :, start:stop]
+        return None if seen is None else seen[None, None, :, start:stop]
 
     pieces = [(part.tokens, part.cut()) for part in row.parts]
     pieces.append((row.tail, row.tail_arrays()))

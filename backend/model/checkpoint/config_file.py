@@ -280,7 +280,7 @@ Json = TypeVar("Json", dict[str, Any], list[Any])
 _JSON_NAMES: Mapping[type, str] = {dict: "object", list: "array"}
 
 _FOREIGN_WEIGHTS = (".gguf", ".bin", ".pt", ".pth", ".npz", ".safetensors", ".onnx")
-_SPAN_NAME = re.compile(r"(window|window_size|chunk_size|block_size|index_topk)$")
+_SPAN_NAME = re.compile(r"(window|window_size|chunk_size|block_size|index_topk|indexer_budget)$")
 _TOWER_PREFIXES = ("vision", "audio", "perceiver", "projector")
 _LENGTH_NAMES = (
     *("max_position_embeddings", "max_sequence_length", "max_seq_len", "max_seq_length"),
