@@ -128,6 +128,30 @@ GIGACHAT3 = ToolFormat(
 )
 
 
+# RWKV 7: an object in a fence, with a heading of its own before each.
+
+RWKV_OPENER, RWKV_FENCE, RWKV_FENCE_END = "**Tool Call:**", "```json", "```"
+
+RWKV = ToolFormat(
+    name="rwkv",
+    aliases=("rwkv7",),
+    clues=(in_template(RWKV_OPENER),),
+    openers=(RWKV_OPENER,),
+    readings=(Reading(JSON_CALLS),),
+    frames=(
+        Frame(
+            JSON_CALLS,
+            RWKV_OPENER,
+            call=(f"\n{RWKV_FENCE}\n", *JSON_CALLS.call, f"\n{RWKV_FENCE_END}"),
+            separator=(f"\n{RWKV_OPENER}",),
+            is_block=False,
+        ),
+    ),
+    # The calls themselves are in a fence.
+    is_quotable=False,
+)
+
+
 # Granite 3: a list of objects after a token or bare, or bare lines of calls in Python.
 
 GRANITE_OPENER, GRANITE_END = "<|tool_call|>", "<|end_of_text|>"

@@ -10,6 +10,7 @@ from backend.formats.format import NO_REASONING, NO_TOOLS, FormatEvidence, ToolF
 
 TOOL_FORMATS = (
     tagged.DSML,
+    tagged.GIGACHAT35,
     messages.HARMONY,
     objects.INKLING,
     named.SOLAR_OPEN,
@@ -38,6 +39,7 @@ TOOL_FORMATS = (
     objects.COHERE,
     objects.COMMAND_R_PLUS,
     objects.GIGACHAT3,
+    objects.RWKV,
     objects.INTERNLM2,
     literal.PYTHONIC,
     tagged.QWEN3_CODER,

@@ -53,69 +53,82 @@ def _pair_tags(tags: Tags) -> tuple[str, ...]:
     return tuple(part for part in tags.parameter if isinstance(part, str))
 
 
-# DeepSeek V3.2, V4, V4.1: `<｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">`.
+# DeepSeek V3.2, V4, V4.1 and GigaChat 3.5: `<｜DSML｜invoke name="f">` and in it
+# `<｜DSML｜parameter name="a" string="true">`.
 #
-# Versions differ in the name of the block and in the text between the mark and a tag's word. The
-# empty line before a block belongs to the block.
+# Families differ in the mark, versions in the name of the block and in the text between the mark
+# and a tag's word. The empty line before a block belongs to the block.
 
-DSML_MARK = "｜DSML｜"
-DSML_EMPTY_LINE = "\n\n"
-_DSML_TYPES = dict.fromkeys(("object", "array", "number", "integer", "boolean", "null"), "false")
+DSML_MARK, GCML_MARK = "｜DSML｜", "｜GCML｜"
+DSML_BLOCKS = (("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls"))
+GCML_BLOCKS = (("", "tool_calls"),)
+MARKED_EMPTY_LINE = "\n\n"
+_MARKED_TYPES = dict.fromkeys(("object", "array", "number", "integer", "boolean", "null"), "false")
 
 
-def _dsml_tags(between: str) -> Tags:
-    begin, end = f"<{DSML_MARK}{between}", f"</{DSML_MARK}{between}"
+def _marked_tags(mark: str) -> Tags:
+    """Return calls in tags that all begin with a mark, as attributes tell types apart."""
+    begin, end = f"<{mark}", f"</{mark}"
     return Tags(
         call=(f'{begin}invoke name="', NAME, '">\n', ARGUMENTS, f"{end}invoke>"),
         parameter=(
             *(f'{begin}parameter name="', KEY, '" string="', TYPE, '">'),
             *(VALUE, f"{end}parameter>\n"),
         ),
-        types={"string": "true", **_DSML_TYPES},
+        types={"string": "true", **_MARKED_TYPES},
     )
 
 
-def _dsml_reading(between: str, block: str) -> Reading:
-    opener = f"<{DSML_MARK}{between}{block}>"
-    return Reading(
-        _dsml_tags(between),
-        openers=(opener, DSML_EMPTY_LINE + opener),
-        end=f"</{DSML_MARK}{between}{block}>",
-        other_ends=DSML_ENDS,
+def _marked(
+    name: str,
+    aliases: tuple[str, ...],
+    mark: str,
+    blocks: tuple[tuple[str, str], ...],
+    leaks: tuple[str, ...] = (),
+) -> ToolFormat:
+    """Return the format of a family that begins all tags with a mark.
+
+    Args:
+        blocks: The text after the mark and the word of the block, of each version.
+    """
+    ends = tuple(f"</{mark}{between}{block}>" for between, block in blocks)
+
+    def reading(between: str, block: str) -> Reading:
+        opener, end = (f"<{slash}{mark}{between}{block}>" for slash in ("", "/"))
+        openers = (opener, MARKED_EMPTY_LINE + opener)
+        return Reading(_marked_tags(mark + between), openers=openers, end=end, other_ends=ends)
+
+    def call_reading(between: str) -> Reading:
+        """Return the reading of a call without a surrounding block."""
+        tags = _marked_tags(mark + between)
+        return Reading(tags, openers=(f"<{mark}{between}invoke",), other_ends=ends)
+
+    def frame(reading: Reading) -> Frame:
+        tags = reading.dialect
+        return Frame(tags, reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}")
+
+    block_readings = tuple(starmap(reading, blocks))
+    call_readings = tuple(map(call_reading, dict.fromkeys(between for between, _ in blocks)))
+    return ToolFormat(
+        name=name,
+        aliases=aliases,
+        clues=(in_template(mark), as_tokens(mark)),
+        openers=(
+            *(reading.openers[0] for reading in block_readings),
+            *(reading.openers[1] for reading in block_readings),
+            *(reading.openers[0] for reading in call_readings),
+        ),
+        closers=ends,
+        tokens=(mark,),
+        leaks=leaks,
+        readings=(*block_readings, *call_readings),
+        frames=tuple(map(frame, block_readings[:3])),
     )
 
 
-def _dsml_call_reading(between: str) -> Reading:
-    """Return the reading of a call without a surrounding block."""
-    return Reading(
-        _dsml_tags(between), openers=(f"<{DSML_MARK}{between}invoke",), other_ends=DSML_ENDS
-    )
-
-
-DSML_BLOCKS = (("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls"))
-DSML_ENDS = tuple(f"</{DSML_MARK}{between}{block}>" for between, block in DSML_BLOCKS)
-DSML_READINGS = tuple(starmap(_dsml_reading, DSML_BLOCKS))
-DSML_CALL_READINGS = tuple(map(_dsml_call_reading, ("", " ", "r:")))
-
-
-def _dsml_frame(reading: Reading) -> Frame:
-    tags = reading.dialect
-    return Frame(tags, reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}")
-
-
-DSML = ToolFormat(
-    name="deepseek_dsml",
-    aliases=("deepseek_v32", "deepseek_v4", "dsml"),
-    clues=(in_template(DSML_MARK), as_tokens(DSML_MARK)),
-    openers=(
-        *(reading.openers[0] for reading in DSML_READINGS),
-        *(reading.openers[1] for reading in DSML_READINGS),
-        *(reading.openers[0] for reading in DSML_CALL_READINGS),
-    ),
-    closers=tuple(reading.end for reading in DSML_READINGS),
-    tokens=(DSML_MARK,),
-    readings=(*DSML_READINGS, *DSML_CALL_READINGS),
-    frames=tuple(map(_dsml_frame, DSML_READINGS[:3])),
+DSML = _marked("deepseek_dsml", ("deepseek_v32", "deepseek_v4", "dsml"), DSML_MARK, DSML_BLOCKS)
+GIGACHAT35 = _marked(
+    "gigachat35", ("gigachat3_5", "gcml"), GCML_MARK, GCML_BLOCKS, leaks=("<|message_sep|>",)
 )
 
 
@@ -142,7 +155,7 @@ def _glm(
 
 GLM4 = _glm(
     name="glm4",
-    aliases=("_glm", "glm45", "glm47", "glm4_moe", "glm47_moe", "poolside_v1"),
+    aliases=("_glm", "glm45", "glm47", "glm4_moe", "glm47_moe", "poolside_v1", "spark3"),
     opener="<tool_call>",
     closer="</tool_call>",
     clues=(in_template(KEY_TAG),),
@@ -570,7 +583,7 @@ QWEN3_CODER_TAGS = Tags(
 
 QWEN3_CODER = ToolFormat(
     name="qwen3_coder_xml",
-    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "nemotron_3", "step3p5", "mimo"),
+    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "nemotron_3", "step3p5", "mimo", "berrylm"),
     clues=(
         in_template(f"{QWEN3_CODER_OPENER}\n{QWEN3_CODER_FUNCTION}"),
         # Most templates contain the newline as an escape inside a string.

@@ -266,10 +266,12 @@ class _FormatMarkup:
         return any(stray.startswith(rest) for stray in self.strays)
 
     def settled(self, text: str) -> str:
-        """Return a text without an end that may become a marker."""
-        for size in range(min(len(text), max(map(len, self.texts), default=0)), 0, -1):
-            if any(marker.startswith(text[-size:]) for marker in self.texts):
-                return text[:-size]
+        """Return a text without an end that may become a marker, unless it ends a whole one."""
+        whole = [found.span() for found in self._markers.finditer(text)]
+        for begin in range(max(0, len(text) - max(map(len, self.texts), default=0)), len(text)):
+            is_end = any(first < begin < end for first, end in whole)
+            if not is_end and any(marker.startswith(text[begin:]) for marker in self.texts):
+                return text[:begin]
         return text
 
     def first_word(self, text: str) -> tuple[str, bool]:

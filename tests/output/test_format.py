@@ -26,6 +26,9 @@ def test_both_halves_are_found_independently():
 TOOL_EVIDENCE = [
     ("deepseek_dsml", "<｜DSML｜invoke", ()),
     ("deepseek_dsml", "", ("｜DSML｜",)),
+    ("gigachat35", "", ("｜GCML｜",)),
+    ("gigachat35", "<｜GCML｜tool_calls> or <|function_call|>", ()),
+    ("rwkv", "{{ '**Tool Call:**' }}", ()),
     ("harmony", "<tool_call>", ("<|channel|>", "<|call|>", "<|constrain|>")),
     ("kimi_k3", "", ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),
     ("minimax_m3", "]<]minimax[>[<tool_call>", ()),

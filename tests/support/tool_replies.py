@@ -131,19 +131,19 @@ def _pairs(prefix="", line="\n", suffix=""):
     )
 
 
-def _dsml(between, block):
+def _marked(between, block, mark="｜DSML｜", parser="deepseek_dsml"):
     def parameter(key, value):
         is_string = str(key == "text").lower()
-        begin = f'<｜DSML｜{between}parameter name="{key}" string="{is_string}">'
-        return f"{begin}{value}</｜DSML｜{between}parameter>\n"
+        begin = f'<{mark}{between}parameter name="{key}" string="{is_string}">'
+        return f"{begin}{value}</{mark}{between}parameter>\n"
 
     return _tagged(
-        f'<｜DSML｜{between}invoke name="NAME">\nARGUMENTS</｜DSML｜{between}invoke>',
+        f'<{mark}{between}invoke name="NAME">\nARGUMENTS</{mark}{between}invoke>',
         parameter,
-        block=f"<｜DSML｜{between}{block}>\n{{}}\n</｜DSML｜{between}{block}>",
+        block=f"<{mark}{between}{block}>\n{{}}\n</{mark}{between}{block}>",
         between="\n",
-        markers=("｜DSML｜",),
-        parser="deepseek_dsml",
+        markers=(mark,),
+        parser=parser,
     )
 
 
@@ -330,9 +330,9 @@ FORMATS = {
         between="\n",
         markers=_DEEPSEEK_MARKERS,
     ),
-    "deepseek_dsml v4": _dsml("", "tool_calls"),
-    "deepseek_dsml v3.2": _dsml("", "function_calls"),
-    "deepseek_dsml v4.1": _dsml(" ", "calls"),
+    "deepseek_dsml v4": _marked("", "tool_calls"),
+    "deepseek_dsml v3.2": _marked("", "function_calls"),
+    "deepseek_dsml v4.1": _marked(" ", "calls"),
     "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
     "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
     "granite": _replies(_LISTED, "<|tool_call|>[{}]", between=", ", markers=("<|tool_call|>",)),
@@ -465,6 +465,10 @@ FORMATS = {
         '<|function_call|>{{"name": "{}", "arguments": {}}}',
         ("<|function_call|>",),
         parser="gigachat3",
+    ),
+    "gigachat35": _marked("", "tool_calls", "｜GCML｜", "gigachat35"),
+    "rwkv": _replies(
+        '**Tool Call:**\n```json\n{{"name": "{}", "arguments": {}}}\n```', between="\n"
     ),
     "command_r_plus": _replies(
         '{{\n        "tool_name": "{}",\n        "parameters": {}\n    }}',
