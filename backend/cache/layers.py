@@ -203,6 +203,10 @@ class Growth:
     fixed_bytes: int = 0
 
 
+Seen: TypeAlias = tuple[mx.array, mx.array, mx.array | None]
+"""Keys and values [B, heads, positions, width], and a mask of them."""
+
+
 class Form(Enum):
     """How a cache of every position has its keys and values, in `keys` and `values`."""
 
@@ -239,6 +243,8 @@ class CacheClass:
         quantises: Tells whether a fresh one can be exchanged for a quantised one.
         refers: Whether a `RowKV` can take its place, which uses the prompt cache in place.
         pair: Returns the keys and values of every position, dequantised.
+        latest: Returns the keys and values that the latest position of each row sees, and a mask
+            [B, 1, 1, positions] of them if not all; `None` if they are kept in another form.
         order: Puts a batch in order before a pass of several tokens, whose mask requires it.
     """
 
@@ -251,6 +257,7 @@ class CacheClass:
     quantises: Callable[[UpstreamCache], bool] = lambda _: False
     refers: bool = False
     pair: Callable[[UpstreamCache], Arrays] | None = None
+    latest: Callable[[UpstreamCache], Seen] | None = None
     order: Callable[[UpstreamCache], None] | None = None
 
 
@@ -399,6 +406,36 @@ def _roll_window(cache: UpstreamCache, counts: Sequence[int]) -> None:
     cache.finalize()
 
 
+def _latest_positions(cache: UpstreamCache) -> Seen:
+    stop = cache.offset
+    return cache.keys[..., :stop, :], cache.values[..., :stop, :], None
+
+
+def _latest_window(cache: UpstreamCache) -> Seen:
+    """Return the window of a row; attention does not depend on the order of a full ring."""
+    keys, values = _in_order(cache)
+    return keys[..., -cache.max_size :, :], values[..., -cache.max_size :, :], None
+
+
+def _latest_padded(cache: UpstreamCache) -> Seen:
+    stop = cache._idx  # noqa: SLF001 (it has no public name)
+    mask = mx.arange(stop) >= cache.left_padding[:, None, None, None]
+    return cache.keys[..., :stop, :], cache.values[..., :stop, :], mask
+
+
+def _latest_windows(cache: UpstreamCache) -> Seen:
+    """Return the windows of rows in rings of the same order, padded before their first tokens."""
+    # More places than positions are spare.
+    count = min(cache._offset, cache.keys.shape[-2])  # noqa: SLF001 (it has no public name)
+    # The age order of the places: a ring begins after the place written last.
+    order = mx.arange(count)
+    if cache.rotated:
+        order = (order - cache._idx) % count  # noqa: SLF001 (it has no public name)
+    first = mx.maximum(cache.left_padding, count - cache.max_size)
+    mask = order >= first[:, None, None, None]
+    return cache.keys[..., :count, :], cache.values[..., :count, :], mask
+
+
 def _order_window(cache: UpstreamCache) -> None:
     cache._temporal_order()  # noqa: SLF001 (upstream orders them after the mask is made)
 
@@ -443,6 +480,7 @@ CACHE_CLASSES: dict[str, CacheClass] = {
         quantises=lambda cache: not _has_numbers_apart(cache),
         refers=True,
         pair=_read_pair,
+        latest=_latest_positions,
     ),
     "QuantizedKVCache": CacheClass(
         kind=lambda *_: PositionLayer(_read_quantized, _write_quantized),
@@ -452,11 +490,13 @@ CACHE_CLASSES: dict[str, CacheClass] = {
         form=Form.QUANTISED,
         pair=_dequantised,
     ),
-    "RotatingKVCache": CacheClass(kind=_window_layer, give_back=_shorten),
+    "RotatingKVCache": CacheClass(kind=_window_layer, give_back=_shorten, latest=_latest_window),
     "ChunkedKVCache": CacheClass(kind=_chunk_layer),
     "ArraysCache": CacheClass(kind=_array_layer, is_state=True),
-    "BatchKVCache": CacheClass(give_back=_roll, keeps_positions=True),
-    "BatchRotatingKVCache": CacheClass(give_back=_roll_window, order=_order_window),
+    "BatchKVCache": CacheClass(give_back=_roll, keeps_positions=True, latest=_latest_padded),
+    "BatchRotatingKVCache": CacheClass(
+        give_back=_roll_window, order=_order_window, latest=_latest_windows
+    ),
 }
 """Upstream's classes, by their exact names."""
 

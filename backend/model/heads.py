@@ -36,7 +36,8 @@ class Target:
     """The parts of a model that a head uses.
 
     Attributes:
-        embed: Maps ids [B, T] to embeddings [B, T, D].
+        decoder: The module that has them.
+        embed: Maps ids [B, T] to embeddings [B, T, D], which the model multiplies by `embed_scale`.
         layers: In order.
         norm: The last norm.
         project: Maps normed states to logits.
@@ -49,15 +50,54 @@ class Target:
             raise UnsupportedModelError(
                 "the model has no embeddings, layers and norm where heads expect them"
             )
+        self.decoder = decoder
         self.embed = decoder.embed_tokens
         self.layers: Sequence[Network] = decoder.layers
         self.norm = decoder.norm
+        self.embed_scale: float = getattr(decoder, "embed_scale", 1.0)
         self.project = getattr(language_model, "lm_head", None) or self.embed.as_linear
         self.width: int = self.norm.weight.shape[0]
         self.vocab_size: int = self.embed.weight.shape[0]
 
 
-class HeadNetwork(ABC):
+class StateReader:
+    """A network that drafts from the hidden states of a large one.
+
+    Attributes:
+        tapped: Modules of the large one, whose outputs it reads, side by side.
+        token_bytes: Size of the states of a token, which are kept until they have been read.
+        kept_bytes: Size of all that it keeps of a token that it has read.
+    """
+
+    kept_bytes = 0
+
+    def __init__(
+        self, head: Network, tapped: Sequence[Network], width: int, dtype: mx.Dtype
+    ) -> None:
+        """Wrap a module of upstream.
+
+        Args:
+            width: Of the states of all tapped modules.
+        """
+        self.tapped = tapped
+        self.token_bytes = width * dtype.size
+        self._head = head
+
+    def parameters(self) -> Arrays:
+        """Return the head's own weights as a tree."""
+        return self._head.parameters()
+
+    @property
+    def state(self) -> Arrays:
+        """All arrays of the head."""
+        return self._head.state
+
+    def probe(self, width: int) -> mx.array:
+        """Return the outputs of a pass that reads `width` tokens of a row; for a measurement."""
+        raise NotImplementedError
+
+
+class HeadNetwork(StateReader, ABC):
     """A head as a network of the engine: ids [B, T] and the caches -> logits [B, T, V]."""
 
     def __init__(
@@ -76,14 +116,13 @@ class HeadNetwork(ABC):
             masks_are_arrays: Whether its attention needs masks as arrays, as MLA does.
             layer_cache: Creates the empty cache of one of its layers.
         """
-        self.tapped = tapped
+        self._width = target.width * len(tapped)
+        super().__init__(head, tapped, self._width, head.norm.weight.dtype)
         self._before: mx.array | None = None
         self._after: list[mx.array] = []
-        self._head = head
         self._embed = head.get("embed_tokens") or target.embed
         self._masks_are_arrays = masks_are_arrays
         self._layer_cache = layer_cache
-        self._width = target.width * len(tapped)
 
     def show(self, before: mx.array) -> None:
         """Set the states of the tokens before the next inputs, which may come in several calls.
@@ -102,21 +141,6 @@ class HeadNetwork(ABC):
     def make_cache(self) -> list[Any]:
         """Return the empty caches of one sequence."""
         return [self._layer_cache() for _ in self._head.layers]
-
-    def parameters(self) -> Arrays:
-        """Return the head's own weights as a tree."""
-        return self._head.parameters()
-
-    @property
-    def state(self) -> Arrays:
-        """All arrays of the head."""
-        return self._head.state
-
-    @property
-    def token_bytes(self) -> int:
-        """Size of the model's states of a token, which are kept until the head has read them."""
-        size: int = self._head.norm.weight.dtype.size
-        return self._width * size
 
     def __call__(self, inputs: mx.array, cache: list[Any]) -> mx.array:
         """Append tokens to the caches, each with the state before it, and return the logits."""
@@ -549,7 +573,14 @@ def _places(head: Network, vocab_size: int) -> mx.array | None:
     return places
 
 
-Build: TypeAlias = Callable[[Path, Network, str | None], HeadNetwork]
+def build_assistant(directory: Path, network: Network, dtype: str | None) -> StateReader:
+    """Return the assistant of a Gemma 4, with weights still on disk."""
+    from backend.model import drafters
+
+    return drafters.build_assistant(directory, network, dtype)
+
+
+Build: TypeAlias = Callable[[Path, Network, str | None], StateReader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,6 +603,7 @@ class HeadKind:
 
 
 _NEXTN = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
+_ASSISTANTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 _QWEN = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 
 KINDS = (
@@ -590,6 +622,11 @@ KINDS = (
         prefix="model.layers.{layers}.",
     ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
+    HeadKind(
+        name="assistant",
+        is_alone=lambda config: config.get("model_type") in _ASSISTANTS,
+        build=build_assistant,
+    ),
 )
 
 
@@ -617,7 +654,7 @@ def head_beside(directory: Path) -> HeadKind | None:
     return next(found, None)
 
 
-def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> HeadNetwork:
+def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> StateReader:
     """Return the head of a directory, with weights still on disk."""
     require_weights(directory)
     try:

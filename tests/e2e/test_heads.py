@@ -1,6 +1,7 @@
 """A head through the socket: found in its checkpoint or named, refused by name."""
 
 import re
+import shutil
 
 import grpc
 import mlx.core as mx
@@ -12,9 +13,13 @@ from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.nextn_head import add_nextn
+from scripts.tiny_drafters import GEMMA4, add_assistant
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
+
+
+DEEP = {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +34,8 @@ def models(tmp_path_factory):
     add_nextn(glm, is_right=True)
     for layout, is_nested in (("flat", False), ("nested", True)):
         add_eagle(directory / "llama", directory / layout, is_right=True, is_nested=is_nested)
+    build("llama", directory / "gemma", **GEMMA4 | DEEP)
+    add_assistant(directory / "gemma", directory / "assistant", is_right=True)
     return directory
 
 
@@ -40,6 +47,7 @@ def models(tmp_path_factory):
         ("glm", {}),
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
+        ("gemma", {"DraftModel": "assistant", "Options": ["speculation:mtp"]}),
     ],
 )
 async def test_it_drafts_and_no_reply_changes(models, model, options):
@@ -61,6 +69,7 @@ async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_mode
         (plain, plain, "draft_model: .* is no head, and speculation is mtp"),
         (llama, "", "speculation: .* brings no MTP head that can be used"),
         (llama, models / "flat", "draft_model: .* after layers 2, 1, -1, and the model has 2"),
+        (llama, models / "assistant", "draft_model: the assistant is for a Gemma 4, and"),
     ]
     async with served() as backend:
         for model, head, words in refusals:
@@ -87,18 +96,32 @@ async def test_one_that_nobody_asked_for_and_that_is_broken_stops_no_load(tmp_pa
     assert "do not match its config.json: Missing 1 parameters" in details
 
 
+async def test_the_log_says_which_of_two_heads_drafts_and_why(models, tmp_path, capfd):
+    head = add_head(shutil.copytree(models / "qwen3_5", tmp_path / "model"), tmp_path / "head")
+    async with served(models / "qwen3_5", DraftModel=str(head)):
+        log = capfd.readouterr().err
+    assert f"{head} (MTP head, 0.00 GB) drafts" in log
+    assert "it drafts where a request's grammar and text do not" in log
+    assert f"the MTP head in {models / 'qwen3_5'} does not draft: draft_model wins" in log
+
+
 async def test_it_is_not_loaded_where_nothing_may_draft(models):
     async with served(models / "qwen3_5", Options=["speculation:lookup"]) as backend:
         assert not (await inspect(backend)).model.draft_model
 
 
-async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path):
-    directory = tiny_vision.build("qwen3_5", tmp_path / "model")
-    head = add_head(directory, tmp_path / "head", is_right=True)
+@pytest.mark.parametrize(
+    ("family", "add", "is_right"),
+    [("qwen3_5", add_head, True), ("gemma4", add_assistant, False)],
+)
+async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path, family, add, is_right):
+    directory = tiny_vision.build(family, tmp_path / "model")
+    head = add(directory, tmp_path / "head", is_right=is_right)
     asked = [
         chat([user(f"{n}: what is it?")], **shown(picture(n)), Tokens=80, IgnoreEOS=True)
         for n in range(3)
     ]
     async with served(directory, DraftModel=str(head)) as backend:
         await require_same(backend, asked)
-        assert (await inspect(backend)).accepted_tokens > 0
+        report = await inspect(backend)
+        assert (report.accepted_tokens if is_right else report.drafted_tokens) > 0

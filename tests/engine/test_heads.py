@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from drafting import CROWDS, FEW, assert_same, head_driver, head_pair, requests_of, samplings
@@ -12,6 +13,7 @@ from backend.core.request import SamplingParams
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.nextn_head import add_nextn
+from scripts.tiny_drafters import GEMMA4, add_assistant
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -57,8 +59,14 @@ HEADS = {
         "gpt_oss",
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
+    "gemma4": (add_assistant, "llama", GEMMA4),
+    "gemma4_shared": (
+        partial(add_assistant, has_clusters=True),
+        "llama",
+        {**GEMMA4, "num_kv_shared_layers": 2},
+    ),
 }
-KINDS = ("qwen3_5", "glm4_moe_lite", "llama")
+KINDS = ("qwen3_5", "glm4_moe_lite", "llama", "gemma4")
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +94,7 @@ def pairs(tmp_path_factory):
         *[("glm4_moe", False), ("glm4_moe_lite", False), ("glm4_moe_lite", True)],
         *[("deepseek_v32", False), ("glm_moe_dsa", True)],
         *[("llama", False), ("llama", True), ("gpt_oss", False)],
+        *[("gemma4", False), ("gemma4", True), ("gemma4_shared", False)],
     ],
 )
 @pytest.mark.parametrize(("rows", "seeds"), CROWDS)

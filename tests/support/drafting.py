@@ -9,8 +9,8 @@ from engine_driver import Driver, FixedCosts, make_request, model_of, prompt_of
 
 from backend.config import ModelOptions
 from backend.core.request import SamplingParams
-from backend.engine.trials.draft_model import LoadedHead, look_at_draft
-from backend.model.heads import HiddenTap, build_head, head_alone, head_beside
+from backend.engine.trials.draft_model import LoadedHead, look_at_draft, look_at_reader
+from backend.model.heads import HeadNetwork, HiddenTap, build_head, head_alone, head_beside
 from backend.model.loader import load
 
 # Passes of any width cost the same: whatever may be right is drafted.
@@ -41,7 +41,11 @@ def head_pair(directory, head_directory):
     kind = head_alone(head_directory) or head_beside(head_directory)
     head = build_head(kind, head_directory, network, None)
     mx.eval(head.state)
-    look = look_at_draft(model_of(head), range(60), batches=True)
+    part = model_of(head)
+    if isinstance(head, HeadNetwork):
+        look = look_at_draft(part, range(60), batches=True)
+    else:
+        look = look_at_reader(part, head)
     tap = HiddenTap(head.tapped)
     return network, FreeHead(look.model, look.fresh_caches, look.profile, tap)
 

@@ -25,6 +25,8 @@ class ScriptedModel:
     """A draft model that writes what it was told."""
 
     nbytes = 0
+    most_tokens = 99
+    is_at_once = False
 
     def __init__(self, seconds, text=(7,) * 99):
         self.costs = PassCosts(seconds)

@@ -12,6 +12,7 @@ from backend.engine.drafts.pricing import (
     TRIAL_TOKENS,
     Budget,
     ByRow,
+    Company,
     DraftModel,
     Leave,
     ModelSource,
@@ -74,6 +75,11 @@ class Drafting:
         """Size of the caches of the draft model."""
         return self.source.model.nbytes if self.source else 0
 
+    def join(self, company: Company) -> None:
+        """Draft for the rows of a batch."""
+        if self.source is not None:
+            self.source.model.join(company)
+
     def follow(self, rows: Sequence[Row]) -> None:
         """Update the rows of the batch, after some have left or joined."""
         known, self._rows, self._leave, self._prices = self._drafters, rows, None, None
@@ -123,10 +129,11 @@ class Drafting:
         leave = self._current_leave()
         proposed = ((row, each.propose(limit, leave)) for row, each in drafters.items())
         found = {row: draft for row, draft in proposed if draft}
+        most = self.source.model.most_tokens if self.source else 0
         writable = {
             row: Offer(length, Source.MODEL, drafter.model_trust)
             for row, drafter in drafters.items()
-            if (length := drafter.writable(limit, found.get(row), leave))
+            if (length := drafter.writable(min(limit, most), found.get(row), leave))
         }
         plan = self._chosen(found, self._read(writable), leave)
         self._offered = {

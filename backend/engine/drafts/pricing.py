@@ -18,6 +18,8 @@ from backend.engine.rows.row import Row
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from backend.engine.kv.batch_caches import BatchCaches
+
 
 class Source(Enum):
     """The origin of a draft.
@@ -211,6 +213,20 @@ _READ_ALONG_TOKENS = 16
 _LEAST_CHUNK_TOKENS, _CHUNK_TOKENS = 32, 512
 
 
+class Company(Protocol):
+    """A batch of the model.
+
+    Attributes:
+        caches: Those of its rows.
+    """
+
+    caches: BatchCaches
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Its rows, in the order of the caches."""
+
+
 class DraftModel(Protocol):
     """A smaller model that reads rows of a batch and writes their drafts.
 
@@ -218,13 +234,20 @@ class DraftModel(Protocol):
 
     Attributes:
         costs: The seconds of its passes.
+        most_tokens: Of a draft.
+        is_at_once: Whether one pass writes all tokens of a draft.
     """
 
     costs: PassCosts
+    most_tokens: int
+    is_at_once: bool
 
     @property
     def nbytes(self) -> int:
         """Size of its caches."""
+
+    def join(self, company: Company) -> None:
+        """Draft for the rows of a batch."""
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Forget all other rows."""
@@ -260,7 +283,13 @@ class ModelSource:
         """Return the seconds of the first drafted token of each row, and of each later one."""
         costs, unread = self.model.costs, max(map(self.model.unread, rows))
         width = 1 + min(unread, _READ_ALONG_TOKENS)
-        return costs.of(len(rows), len(rows) * width), costs.of(len(rows), len(rows))
+        later_s = 0.0 if self.model.is_at_once else costs.of(len(rows), len(rows))
+        return costs.of(len(rows), len(rows) * width), later_s
+
+    def trial_s(self, rows: int) -> float:
+        """Return the seconds of the drafts of a trial."""
+        passes = 1 if self.model.is_at_once else TRIAL_TOKENS
+        return passes * self.model.costs.of(rows, rows)
 
     def reading_s(self, row: Row) -> float:
         """Return the seconds to read a row up to its end."""
@@ -347,7 +376,7 @@ class Prices:
         own_s = self.costs.of(self.rows, self.rows * (1 + TRIAL_TOKENS)) - self.plain_s
         if not writing or self.model is None:
             return own_s
-        return own_s + TRIAL_TOKENS * self.model.model.costs.of(writing, writing)
+        return own_s + self.model.trial_s(writing)
 
     def wider_s(self, plan: Plan) -> float:
         """Return how many seconds longer than a plain pass the pass of a plan takes."""

@@ -16,7 +16,7 @@ from backend.cache.layers import (
     is_empty,
     with_leaves,
 )
-from backend.engine.kv.layer import LatentKV, QuantizedKV, RaggedKV, install
+from backend.engine.kv.layer import LatentKV, LatestKV, QuantizedKV, RaggedKV, install
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.kv.spans import Column, Reference
 from backend.engine.plan import Batching, BatchPlan, Caches, Network
@@ -134,6 +134,12 @@ class BatchCaches:
         for leaf in padded_states:
             leaf.finalize()
         return logits
+
+    def latest(self, layers: Sequence[int]) -> list[LatestKV]:
+        """Return what the latest token of each row sees in some layers, until the next pass."""
+        if self.ledger is not None:
+            self.ledger.begin_latest()
+        return [LatestKV(self.layers[layer]) for layer in layers]
 
     def by_row(self, array: mx.array) -> mx.array:
         """Return an output of a module in the latest pass as [B, T, n]."""

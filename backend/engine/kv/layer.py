@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
 from backend.cache.kv import Part, RowKV
-from backend.cache.layers import UpstreamCache
+from backend.cache.layers import UpstreamCache, class_of
 from backend.engine.kv.ledger import Ledger, Recipe, Source
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 from backend.model.checkpoint.upstream import reroute
@@ -569,6 +569,43 @@ class LatentKV(RaggedKV):
         return self.current.in_order(outputs)
 
 
+class LatestKV:
+    """What the latest token of each row sees in a layer, for layers that append nothing.
+
+    A model passes it to upstream's attention as keys and values.
+    """
+
+    def __init__(self, cache: UpstreamCache) -> None:
+        """Look at a layer of a batch, or of a row; a ledger has begun with `begin_latest`."""
+        self._cache = cache
+
+    def attend(
+        self, queries: mx.array, scale: float, _mask: object, sinks: mx.array | None
+    ) -> mx.array:
+        """Return the attention [B, heads, 1, value width].
+
+        Args:
+            queries: [B, heads, 1, head width].
+            sinks: [heads] scores of an empty position.
+        """
+        cache = self._cache
+        if isinstance(cache, RaggedKV):
+            return cache.attend(queries, scale, None, sinks)
+        if isinstance(cache, RowKV):
+            return attend_row(cache, queries, scale, None, sinks)
+        if (latest := class_of(cache).latest) is None:
+            return _over_quantised(cache, queries, scale)
+        keys, values, seen = latest(cache)
+        return DEVICE.attend(queries, keys, values, scale=scale, mask=seen, sinks=sinks)
+
+
+def _over_quantised(cache: UpstreamCache, queries: mx.array, scale: float) -> mx.array:
+    """Return the attention over all positions of a quantised row."""
+    kept = [tuple(a[..., : cache.offset, :] for a in pair) for pair in (cache.keys, cache.values)]
+    packing = {"group_size": cache.group_size, "bits": cache.bits}
+    return quantized_scaled_dot_product_attention(queries, *kept, scale, None, **packing)
+
+
 def _over_latent(
     queries: mx.array, positional: mx.array, kept: Buffers, mask: mx.array | None, scale: float
 ) -> mx.array:
@@ -600,7 +637,7 @@ def _routed(upstream: Attention) -> Attention:
         scale, sinks = cast(float, given["scale"]), cast(mx.array | None, given.get("sinks"))
         mask = cast(mx.array | str | None, given.get("mask"))
         match keys:
-            case RaggedKV():
+            case RaggedKV() | LatestKV():
                 return keys.attend(queries, scale, mask, sinks)
             case RowKV():
                 return attend_row(keys, queries, scale, mask, sinks)

@@ -163,6 +163,11 @@ class Ledger:
         self.current = packed = PackedPass(self.lengths, self.paths, self.groups, column)
         return packed
 
+    def begin_latest(self) -> None:
+        """Begin a pass that sees what the latest token of each row sees, and appends nothing."""
+        before = [length - 1 for length in self.lengths]
+        self.current = Pass(before, self.paths, self.groups, 1)
+
     def _make_room(self, counts: Sequence[int]) -> None:
         self._counts = counts
         for group in self.groups:

@@ -285,7 +285,7 @@ class Batch:
         self._network = network
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
-        self.drafting = drafting
+        self.drafting: Drafting | None = None
         self.note_step: NoteStep = ignore_step
         self.clock = perf_counter
         self._rows: list[Row] = []
@@ -295,11 +295,19 @@ class Batch:
         self._flight: _Flight | None = None
         self._departed: list[Row] = []
         self._draws = Draws((), vocab_size)
+        if drafting is not None:
+            self.begin_drafts(drafting)
 
     def begin_drafts(self, drafting: Drafting) -> None:
         """Draft for the present rows, and those to come."""
         self.drafting = drafting
+        drafting.join(self)
         drafting.follow(self._rows)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The rows, in the order of the caches."""
+        return self._rows
 
     @property
     def is_empty(self) -> bool:

@@ -1,14 +1,15 @@
 """The rows of a batch in a draft model, and its drafts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from time import perf_counter
+from typing import TypeAlias
 
 import mlx.core as mx
 
 from backend.cache.layers import cache_bytes
-from backend.engine.drafts.pricing import ByRow, PassCosts
+from backend.engine.drafts.pricing import MAX_PASS_TOKENS, ByRow, Company, PassCosts
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
@@ -22,11 +23,55 @@ _MOST_UNREAD_TOKENS = 32
 _UNKNOWN = 0
 
 
+LogitsAfter: TypeAlias = Callable[[int, mx.array], mx.array]
+"""Returns the logits [B, V] at a place of the drafts, given the token [B] before it."""
+
+
+class OwnDraws:
+    """The draws that rows would make, if the logits of a drafter were those of the model."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._sampler: tuple[list[Row], Sampler] | None = None
+
+    def write(self, rows: Sequence[Row], depth: int, logits_after: LogitsAfter) -> list[list[int]]:
+        """Return a draft of `depth` tokens for each row; all passes are computed as one."""
+        adjuster = LogitsAdjuster(list(map(_history, rows)), self._vocab_size)
+        sampler = self._current_sampler(rows)
+        tokens = mx.array([row.token_ids[-1] for row in rows], mx.uint32)
+        drafts: list[mx.array] = []
+        for place in range(depth):
+            logits = self._fitted(logits_after(place, tokens).astype(mx.float32))
+            positions = [row.drawn + place for row in rows]
+            tokens = sampler.draw(adjuster.adjust(logits, tokens), positions)
+            # The device begins with it while the next pass is being built.
+            mx.async_eval(tokens)
+            drafts.append(tokens)
+        found: list[list[int]] = mx.stack(drafts, axis=1).tolist()
+        return found
+
+    def _current_sampler(self, rows: Sequence[Row]) -> Sampler:
+        if self._sampler is None or self._sampler[0] != rows:
+            params = [row.params.sampling for row in rows]
+            self._sampler = list(rows), Sampler(params, self._vocab_size)
+        return self._sampler[1]
+
+    def _fitted(self, logits: mx.array) -> mx.array:
+        """Return logits as wide as the main model's, whose draws use a number for each id."""
+        missing = self._vocab_size - logits.shape[-1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size]
+        return mx.pad(logits, ((0, 0), (0, missing)), constant_values=-mx.inf)
+
+
 class DraftBatch:
     """The `DraftModel` of a batch; belongs to the main thread.
 
     A draft is the row's own draw, with its own keys, if the draft model were the model.
     """
+
+    most_tokens = MAX_PASS_TOKENS
+    is_at_once = False
 
     def __init__(
         self,
@@ -48,7 +93,6 @@ class DraftBatch:
         self._network = network
         self._fresh_caches = fresh_caches
         self._own_vocab_size = own_vocab_size
-        self._vocab_size = vocab_size
         self._caches = BatchCaches(fresh_caches.plan)
         # Rows in the batch, with the tokens fed to each beyond its confirmed ones.
         self._rows: list[Row] = []
@@ -56,13 +100,16 @@ class DraftBatch:
         # Single rows.
         self._apart: dict[Row, Caches] = {}
         self._read: dict[Row, int] = {}
-        self._sampler: tuple[list[Row], Sampler] | None = None
+        self._draws = OwnDraws(vocab_size)
 
     @property
     def nbytes(self) -> int:
         """Size of its caches."""
         apart = sum(cache_bytes(layer) for caches in self._apart.values() for layer in caches)
         return self._caches.nbytes + apart
+
+    def join(self, company: Company) -> None:
+        """Do nothing: it has caches of its own."""
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Forget all other rows."""
@@ -119,26 +166,17 @@ class DraftBatch:
         return [drafts[places[row]] for row in rows]
 
     def _drafted(self, unread: Sequence[Sequence[int]], depth: int) -> list[list[int]]:
-        """Feed the rows' missing tokens, then each draft; all passes are computed as one."""
-        adjuster = LogitsAdjuster(list(map(_history, self._rows)), self._vocab_size)
+        """Feed the rows' missing tokens, then each draft."""
         counts = list(map(len, unread))
         self._prepare(self._rows, [self._read[row] for row in self._rows], counts)
         logits = self._caches.take(self._network, list(map(self._known, unread)))
         self._caches.keep(counts)
-        logits = self._latest(logits, counts)
-        tokens = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
-        drafts: list[mx.array] = []
-        for place in range(depth):
-            if place:
-                logits = self._next_logits(tokens)
-            adjusted = adjuster.adjust(self._fitted(logits.astype(mx.float32)), tokens)
-            positions = [row.drawn + place for row in self._rows]
-            tokens = self._current_sampler().draw(adjusted, positions)
-            # The device begins with it while the next pass is being built.
-            mx.async_eval(tokens)
-            drafts.append(tokens)
-        found: list[list[int]] = mx.stack(drafts, axis=1).tolist()
-        return found
+        first = self._latest(logits, counts)
+
+        def logits_after(place: int, tokens: mx.array) -> mx.array:
+            return self._next_logits(tokens) if place else first
+
+        return self._draws.write(self._rows, depth, logits_after)
 
     def _prepare(self, rows: Sequence[Row], firsts: Sequence[int], counts: Sequence[int]) -> None:
         """Prepare to read `count` tokens of each row from `first` on."""
@@ -181,23 +219,9 @@ class DraftBatch:
         self._caches.regroup(places, arrivals)
         self._rows = [*staying, *joining]
         self._ahead = [[] for _ in self._rows]
-        self._sampler = None
-
-    def _current_sampler(self) -> Sampler:
-        if self._sampler is None or self._sampler[0] != self._rows:
-            params = [row.params.sampling for row in self._rows]
-            self._sampler = list(self._rows), Sampler(params, self._vocab_size)
-        return self._sampler[1]
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         return [t if t < self._own_vocab_size else _UNKNOWN for t in tokens]
-
-    def _fitted(self, logits: mx.array) -> mx.array:
-        """Return logits as wide as the main model's, whose draws use a number for each id."""
-        missing = self._vocab_size - self._own_vocab_size
-        if missing <= 0:
-            return logits[:, : self._vocab_size]
-        return mx.pad(logits, ((0, 0), (0, missing)), constant_values=-mx.inf)
 
 
 def _history(row: Row) -> History:
@@ -214,7 +238,28 @@ def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 # Too many tokens to be worth reading: the state before the latest token is unknown.
-_UNREADABLE = 2**30
+UNREADABLE = 2**30
+
+
+def has_states(row: Row) -> bool:
+    """Tell whether the state before the latest token of a row is known."""
+    return row.states is not None and row.states.stop >= len(row.token_ids) - 1
+
+
+def note_states(tap: HiddenTap, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
+    """Give rows their states of the model's latest dispatched pass.
+
+    Args:
+        rows: The rows of the pass, which already include the tokens that they keep.
+        counts: The number of tokens of the pass that each row keeps.
+        by_row: Returns the states as [B, T, D].
+    """
+    layers = list(map(by_row, tap.take()))
+    if not layers:
+        return
+    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if count and row.params.may_speculate:
+            row.note_states(layers, place, count)
 
 
 class HeadBatch(DraftBatch):
@@ -242,25 +287,12 @@ class HeadBatch(DraftBatch):
         self._own = mx.zeros((0, 1, 0))
 
     def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
-        """Store the states of the model's latest dispatched pass.
-
-        Args:
-            rows: The rows of the pass, which already include the tokens that they keep.
-            counts: The number of tokens of the pass that each row keeps.
-            by_row: Returns the states as [B, T, D].
-        """
-        layers = list(map(by_row, self._tap.take()))
-        if not layers:
-            return
-        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if count and row.params.may_speculate:
-                row.note_states(layers, place, count)
+        """Store the states of the model's latest dispatched pass."""
+        note_states(self._tap, rows, counts, by_row)
 
     def unread(self, row: Row) -> int:
         """Return the number of unread tokens of a row, not counting the latest."""
-        if row.states is None or row.states.stop < len(row.token_ids) - 1:
-            return _UNREADABLE
-        return super().unread(row)
+        return super().unread(row) if has_states(row) else UNREADABLE
 
     def _first(self, row: Row) -> int:
         return max(super()._first(row), row.states.first + 1 if row.states else 0)

@@ -8,17 +8,18 @@ from typing import TypeVar
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.engine.drafts.pricing import PassCosts
+from backend.engine.drafts.pricing import DraftModel, PassCosts
 from backend.engine.findings import Notebook, Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch, HeadBatch
+from backend.engine.passes.state_batch import state_batch
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.row import MOST_TOKENS
 from backend.engine.trials.batch_check import BatchTrial, planning
 from backend.engine.trials.model_key import files_digest, model_key
-from backend.engine.trials.pass_costs import foresee
+from backend.engine.trials.pass_costs import foresee, measured_probe_seconds
 from backend.engine.trials.trial_steps import at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import asks_for_several, draft_options
@@ -34,6 +35,7 @@ from backend.model.heads import (
     HeadKind,
     HeadNetwork,
     HiddenTap,
+    StateReader,
     build_head,
     head_alone,
     head_beside,
@@ -59,7 +61,7 @@ class LoadedDraft:
     fresh_caches: CacheFactory
     profile: KvProfile
 
-    def batch(self, vocab_size: int) -> DraftBatch:
+    def batch(self, vocab_size: int) -> DraftModel:
         """Return the drafter for the batches of a model."""
         return DraftBatch(
             self.model.network,
@@ -194,15 +196,12 @@ class LoadedHead(LoadedDraft):
 
     tap: HiddenTap
 
-    def batch(self, vocab_size: int) -> HeadBatch:
+    def batch(self, vocab_size: int) -> DraftModel:
         """Return the drafter for the batches of the model."""
-        return HeadBatch(
-            self.model.network,
-            self.tap,
-            self.fresh_caches,
-            PassCosts(self.fresh_caches.plan.pass_seconds),
-            vocab_size=vocab_size,
-        )
+        network, costs = self.model.network, PassCosts(self.fresh_caches.plan.pass_seconds)
+        if isinstance(network, HeadNetwork):
+            return HeadBatch(network, self.tap, self.fresh_caches, costs, vocab_size=vocab_size)
+        return state_batch(network, self.tap, costs, vocab_size)
 
 
 def load_head(
@@ -219,6 +218,8 @@ def load_head(
     surroundings.make_room(own_bytes + needed)
     evaluate(head)
     part = replace(model, network=head, card=_card(kind, directory, model, needed))
+    if not isinstance(head, HeadNetwork):
+        return look_at_reader(part, head)
     page = surroundings.notebook.page(
         f"{model_key(own, model)}-{kind.name}-{files_digest(directory)}"
     )
@@ -227,16 +228,30 @@ def load_head(
     return LoadedHead(look.model, look.fresh_caches, profile, HiddenTap(head.tapped))
 
 
+def look_at_reader(part: RunnableModel, head: StateReader) -> LoadedHead:
+    """Measure the passes of a drafter that has no tokens of its own."""
+    plan = BatchPlan(pass_seconds=measured_probe_seconds(head.probe))
+    fresh_caches = CacheFactory(part.network, plan=plan)
+    return LoadedHead(part, fresh_caches, _reader_profile(head), HiddenTap(head.tapped))
+
+
+def _reader_profile(head: StateReader) -> KvProfile:
+    profile = KvProfile(bytes_per_token=head.kept_bytes, has_own_lengths=True)
+    return _with_states(profile, head)
+
+
 def foresee_head(
     kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile]:
     """Return the card and memory profile of `load_head`'s result without reading weights."""
     head = build_head(kind, directory, model.network, dtype)
     card = _card(kind, directory, model, weights_bytes(head))
+    if not isinstance(head, HeadNetwork):
+        return card, _reader_profile(head)
     return card, _with_states(foresee(head, CacheFactory(head)), head)
 
 
-def _with_states(profile: KvProfile, head: HeadNetwork) -> KvProfile:
+def _with_states(profile: KvProfile, head: StateReader) -> KvProfile:
     """Add the states of the model that a row keeps until the head has read them."""
     states_bytes = MOST_TOKENS * head.token_bytes
     return replace(profile, fixed_bytes=profile.fixed_bytes + states_bytes)
@@ -273,7 +288,18 @@ def load_draft(
         part = loaded.model.card
         size_gb = part.weights_bytes / 1e9
         log.info("%s (%s, %.2f GB) drafts", part.path, part.model_type, size_gb)
+        _tell_order(options, model)
     return loaded
+
+
+def _tell_order(options: ModelOptions, model: RunnableModel) -> None:
+    """Log which of several sources of drafts are used, and why."""
+    if options.tuning.speculation.speculation == "auto":
+        log.info("it drafts where a request's grammar and text do not: their drafts cost no pass")
+    own = draft_options(options)
+    beside = head_beside(Path(model.card.path)) if own is not None else None
+    if own is not None and beside is not None:
+        log.info("the %s in %s does not draft: draft_model wins", beside.name, model.card.path)
 
 
 def wants_drafter(options: ModelOptions, model: RunnableModel) -> bool:

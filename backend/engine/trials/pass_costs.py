@@ -19,6 +19,7 @@ from backend.engine.trials.trial_steps import Pieces, computed, cut, prefilled
 
 _PROMPT_TOKENS = 16
 _WIDTHS = (1, 2, 4, 8, 16, 32)
+_PROBE_WIDTHS = (1, 32)
 # The fastest of some runs counts: other processes may use the machine.
 _REPEATS = 3
 
@@ -38,6 +39,20 @@ def measured_pass_seconds(
             fastest[width] = min(fastest[width], seconds)
             yield
     return fastest
+
+
+def measured_probe_seconds(probe: Callable[[int], mx.array]) -> dict[int, float]:
+    """Return the seconds of a pass that returns its outputs lazily, by its number of tokens."""
+    fastest = dict.fromkeys(_PROBE_WIDTHS, math.inf)
+    for _ in range(_REPEATS):
+        for width in _PROBE_WIDTHS:
+            seconds = _timed(partial(_probed, probe, width))
+            fastest[width] = min(fastest[width], seconds)
+    return fastest
+
+
+def _probed(probe: Callable[[int], mx.array], width: int) -> None:
+    mx.eval(probe(width))
 
 
 _PROBE = (0, 1)
