@@ -140,9 +140,11 @@ def _engine_and_services(
 ) -> tuple["Engine[ServedModel]", "Services"]:
     from backend.engine.engine import Engine
     from backend.model.checkpoint.hub import locate
+    from backend.model.checkpoint.upstream import index_transformers
     from backend.pipeline.served_model import ServedModel
     from backend.rpc.services import Services
 
+    index_transformers(state_directory(os.environ))
     download_environment = {**os.environ, **secrets}
     engine = Engine(
         serve=ServedModel.of,

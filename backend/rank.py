@@ -102,6 +102,7 @@ def be_engine(server_fd: int) -> NoReturn:
     from backend.engine.messages.codec import Channel, Codec
     from backend.engine.messages.protocol import Order
 
+    _index_transformers()
     die_first()
     _leave_signals_to_server()
     server = Channel(socket.socket(fileno=server_fd), Codec(Order))
@@ -132,8 +133,16 @@ def refuse(server: "Channel", error: BackendError) -> NoReturn:
     sys.exit(1)
 
 
+def _index_transformers() -> None:
+    """Have what is imported next find the classes of transformers in their index."""
+    from backend.model.checkpoint.upstream import index_transformers
+
+    index_transformers(state_directory(os.environ))
+
+
 def be_rank(arguments: argparse.Namespace) -> NoReturn:
     """Take part in one group as a rank other than the first."""
+    _index_transformers()
     from backend.cpu.install import install
     from backend.engine.distributed.follower import Follower, reach
     from backend.engine.distributed.gathering import make_codec

@@ -235,6 +235,36 @@ def others_may_write(status: os.stat_result) -> bool:
     return status.st_uid != os.geteuid() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
+def own_content(path: Path, limit_bytes: int) -> bytes:
+    """Return the content of a regular file that only this user can write.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is something else, or larger than the limit.
+    """
+    with os.fdopen(os.open(path, _READ), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > limit_bytes:
+            raise ValueError(f"it is no regular file of at most {limit_bytes:,} bytes")
+        if others_may_write(status):
+            raise ValueError("others may have written it")
+        return file.read(limit_bytes)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file at once, so that no reader sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(part).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(part).unlink()
+        raise
+
+
 def _require_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ForeignDirectoryError(f"{path} belongs to another user")

@@ -4,12 +4,8 @@ The server keeps it in memory for the next process, and in a file for its own ne
 is never needed: without it, or with one that cannot be read, trials run again.
 """
 
-import contextlib
 import logging
 import math
-import os
-import stat
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +16,7 @@ import msgspec
 
 from backend.core.prompt import MediaKind
 from backend.engine.plan import BatchPlan
-from common.directories import others_may_write
+from common.directories import own_content, replace_file
 
 # A trial that ended so many processes is not repeated in the next one.
 MAX_BEGUN = 3
@@ -209,7 +205,7 @@ class FindingsStore:
             others = [each for each in self._read(logging.DEBUG).items() if each[0] not in settled]
             latest = [*others, *settled.items()][-MAX_MODELS:]
             try:
-                _replace(self._path, encoded(latest))
+                replace_file(self._path, encoded(latest))
             except OSError as error:
                 self._is_writable = False
                 problem = "what loads found of models is not kept: MLX_BACKEND_FINDINGS %s: %s"
@@ -220,40 +216,9 @@ class FindingsStore:
         if self._path is None:
             return {}
         try:
-            return decoded(_own_content(self._path))
+            return decoded(own_content(self._path, MAX_FILE_BYTES))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, msgspec.DecodeError) as error:
             log.log(level, "%s is not used, and models are tried again: %s", self._path, error)
             return {}
-
-
-def _own_content(path: Path) -> bytes:
-    """Return the content of a regular file that only this user can write.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is something else.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_FILE_BYTES:
-            raise ValueError("it is no regular file of at most a megabyte")
-        if others_may_write(status):
-            raise ValueError("others may have written it")
-        return file.read(MAX_FILE_BYTES)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file at once, so that no reader sees a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(part).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(part).unlink()
-        raise

@@ -27,6 +27,7 @@ from backend.jobs.job import (
 )
 from backend.jobs.scratch import remove_all
 from common import log as logs
+from common.directories import state_directory
 
 _LOWEST_PRIORITY = 19
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -88,7 +89,9 @@ def main() -> int:
 def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
     # Imported here, because each one pulls in MLX and more.
     from backend.cpu.install import install
+    from backend.model.checkpoint.upstream import index_transformers
 
+    index_transformers(state_directory(os.environ))
     install()
     match job:
         case Quantization():

@@ -9,7 +9,9 @@ from real_process import TIMEOUT_S, real_backend
 from waiting import wait_until
 
 from backend.demo import MODEL_DIR
+from backend.model.checkpoint.upstream import INDEX_NAME
 from backend.pb import backend_pb2 as pb
+from common.directories import NAME
 
 pytestmark = [
     pytest.mark.mlx,
@@ -118,6 +120,8 @@ def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):
         os.umask(before)
     (directory,) = map(Path, used)
     assert directory.is_relative_to(state)
+    # So is what the import of transformers looks for.
+    assert (state / NAME / INDEX_NAME).is_file()
     assert not list((everybodys / "mlx").iterdir())
     for each in (directory, *directory.parents[: len(directory.relative_to(tmp_path).parts) - 1]):
         assert not each.stat().st_mode & 0o077, each
