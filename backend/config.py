@@ -23,6 +23,9 @@ MAX_JOBS, MAX_ENDED_JOBS = 2, 64
 MAX_TARGET_MODULES = 256
 JOB_STOP_TIMEOUT_S, JOB_REPORT_INTERVAL_S = 60.0, 0.5
 MAX_TOKEN_IDS = 2**20
+# Of a text that is classified, in one pass of the network.
+MAX_PART_TOKENS = 8192
+MAX_LABELS, MAX_LABEL_CHARS = 128, 256
 # A text with more characters than this per token of the context, or of MAX_TOKEN_IDS if that is
 # more, is not tokenised.
 MAX_CHARS_PER_TOKEN = 8

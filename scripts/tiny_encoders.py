@@ -1,14 +1,17 @@
-"""Build tiny encoders with random weights: embedders and cross-encoders, as mlx-vlm loads them."""
+"""Build tiny encoders with random weights: embedders, cross-encoders and models that label text."""
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from scripts.tiny_models import PADDING, VOCAB_SIZE, train_bpe
 
 POSITIONS = 128
 
@@ -35,6 +38,39 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "llama_bidirec": {"num_key_value_heads": 2, "rms_norm_eps": 1e-5},
     "modernbert": {"num_hidden_layers": 4, "local_attention": 16, "pad_token_id": 0},
 }
+PRIVATE = ("email", "person")
+# A label depends on eight tokens ahead and back.
+_PRIVACY: Mapping[str, Any] = {
+    **_COMMON,
+    "model_type": "openai_privacy_filter",
+    "architectures": ["OpenAIPrivacyFilterForTokenClassification"],
+    "vocab_size": VOCAB_SIZE,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": 4,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": POSITIONS // 32,
+    },
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+}
+_BIASES = {
+    "background_stay": -0.5,
+    "background_to_start": 0.25,
+    "inside_to_continue": 0.75,
+    "inside_to_end": -0.25,
+    "end_to_background": 0.5,
+    "end_to_start": -1.0,
+}
 _MODULES = {"roberta": "xlm_roberta", "xlm-roberta": "xlm_roberta"}
 _BERT_WORDS = ("[CLS]", "[SEP]", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
 _ROBERTA_WORDS = ("<s>", "</s>", ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
@@ -54,6 +90,46 @@ def build_token_classifier(directory: Path, labels: Sequence[str]) -> Path:
     """Write a tiny BERT that labels tokens."""
     classes = "TokenClassificationModel", "ForTokenClassification"
     return _build("bert", directory, *classes, labels)
+
+
+def build_privacy_filter(directory: Path, labels: Sequence[str] = ()) -> Path:
+    """Write a tiny OpenAI Privacy Filter: experts fused, paths calibrated, as it is published.
+
+    Args:
+        directory: Created if necessary.
+        labels: Of tokens; those of BIOES for the groups of `PRIVATE` if empty.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_bpe(), pad_token=PADDING)
+    tokenizer.save_pretrained(str(directory))
+    tags = labels or ["O", *(f"{place}-{group}" for group in PRIVATE for place in "BIES")]
+    config = {**_PRIVACY, "id2label": {str(i): label for i, label in enumerate(tags)}}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    biases = {f"transition_bias_{name}": bias for name, bias in _BIASES.items()}
+    calibration = {"operating_points": {"default": {"biases": biases}}}
+    path = directory / "viterbi_calibration.json"
+    path.write_text(json.dumps(calibration), encoding="utf-8")
+    module = importlib.import_module("mlx_vlm.models.openai_privacy_filter")
+    network = module.Model(module.ModelConfig.from_dict(config))
+    weights = dict(_fused(_drawn(network)))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
+    return directory
+
+
+def _fused(weights: Mapping[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
+    """Yield weights as transformers names them: gates and ups of all experts in one."""
+    for name, weight in weights.items():
+        if ".up_proj." in name:
+            continue
+        if ".gate_proj." in name:
+            up = weights[name.replace("gate_proj", "up_proj")]
+            name = name.replace("gate_proj", "gate_up_proj")
+            weight = mx.concatenate([weight, up], axis=1)
+        if ".experts." in name:
+            stem, _, last = name.rpartition(".")
+            yield (stem, weight.swapaxes(-1, -2)) if last == "weight" else (f"{stem}_bias", weight)
+        else:
+            yield name, weight
 
 
 def _build(
@@ -86,7 +162,11 @@ def _build(
 
 
 def _save_weights(network: Any, path: Path) -> None:  # noqa: ANN401 - untyped upstream
-    """Draw weights large enough for every token to matter, and save them."""
+    mx.save_safetensors(str(path), _drawn(network), metadata={"format": "mlx"})
+
+
+def _drawn(network: Any) -> dict[str, mx.array]:  # noqa: ANN401 - untyped upstream
+    """Draw weights large enough for every token to matter."""
     key = mx.random.key(0)
     weights = {}
     for name, weight in sorted(tree_flatten(network.parameters())):
@@ -95,7 +175,7 @@ def _save_weights(network: Any, path: Path) -> None:  # noqa: ANN401 - untyped u
         offset = 1.0 if weight.ndim == 1 and name.endswith("weight") else 0.0
         weights[name] = offset + mx.random.normal(weight.shape, scale=scale, key=subkey)
     mx.eval(weights)
-    mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
+    return weights
 
 
 def _write_tokenizer(directory: Path, *, is_roberta: bool) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from backend.core.prompt import MediaKind
-from backend.core.scoring import EmbeddingProfile, RerankerKind
+from backend.core.scoring import EmbeddingProfile, RerankerKind, TagProfile
 
 
 class ModelKind(Enum):
@@ -43,7 +43,7 @@ class ModelCard:
             the reason.
         single_media: Kinds limited to one per prompt, each with the reason.
         reranker: The reranker family that it belongs to, if any.
-        labels: Token labels, by index; empty unless it is a token classifier.
+        tagging: How a token classifier finds entities.
         draft_model: Directory of its draft model; empty for none.
     """
 
@@ -65,5 +65,5 @@ class ModelCard:
     refused_media: Mapping[MediaKind, str] = field(default_factory=dict)
     single_media: Mapping[MediaKind, str] = field(default_factory=dict)
     kind: ModelKind = ModelKind.DECODER
-    labels: tuple[str, ...] = ()
+    tagging: TagProfile = field(default_factory=TagProfile)
     draft_model: str = ""

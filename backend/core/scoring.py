@@ -78,10 +78,12 @@ class ClassifyCall:
 
     Attributes:
         threshold: Entities below this probability are left out.
+        labels: Groups to find; empty for all that the model knows.
     """
 
     text: str
     threshold: float = 0.0
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,42 @@ class PlacedToken:
     word: int
 
 
-class Labels(Struct, frozen=True, tag=True, array_like=True):
-    """One label per token."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathBiases:
+    """What each kind of step between BIOES labels adds to the log-probability of a path."""
 
-    labels: tuple[TokenLabel, ...]
+    background_stay: float = 0.0
+    background_to_start: float = 0.0
+    inside_to_continue: float = 0.0
+    inside_to_end: float = 0.0
+    end_to_background: float = 0.0
+    end_to_start: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagProfile:
+    """How the outputs of a token classifier become entities.
+
+    Attributes:
+        labels: Of tokens, by index.
+        biases: Of the steps of a path, if every text has the likeliest path of BIOES labels;
+            `None` if every token has its likeliest label, and words belong together.
+        reach: How many tokens ahead and back a label depends on; 0 if on the whole text.
+    """
+
+    labels: tuple[str, ...] = ()
+    biases: PathBiases | None = None
+    reach: int = 0
+
+
+class Labels(Struct, frozen=True, tag=True, array_like=True):
+    """The log-probabilities of all labels for each token.
+
+    Attributes:
+        logprobs: float32 [T, labels], in this machine's byte order.
+    """
+
+    logprobs: bytes
 
 
 class ClassifyRequest(ComputeRequest[Labels], frozen=True, tag=True, array_like=True):

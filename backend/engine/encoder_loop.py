@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+import numpy as np
 
 from backend.core.engine_status import EngineState, EngineStatus
 from backend.core.metric_table import zeros
@@ -22,7 +23,6 @@ from backend.core.scoring import (
     Judgement,
     JudgeRequest,
     Labels,
-    TokenLabel,
     TokenPair,
 )
 from backend.engine.background.jobs import PIECE_ALONE_S
@@ -81,17 +81,13 @@ class Encoder:
         return pooled(requests, states)
 
     def classify(self, requests: Sequence[ClassifyRequest]) -> list[Labels | GenerationFailedError]:
-        """Return the likeliest label of each token of texts in one pass."""
+        """Return the log-probabilities of all labels for each token of texts in one pass."""
         rows = [request.token_ids for request in requests]
-        probabilities = mx.softmax(self._run(rows, None).logits.astype(mx.float32), axis=-1)
-        best = mx.argmax(probabilities, axis=-1)
-        labels: list[list[int]] = best.tolist()
-        highest: list[list[float]] = probabilities.max(axis=-1).tolist()
+        logits = self._run(rows, None).logits.astype(mx.float32)
+        logprobs = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        found = [each[: len(row)] for each, row in zip(logprobs, rows, strict=True)]
         return [
-            Labels(tuple(map(TokenLabel, labels[i][: len(row)], highest[i][: len(row)])))
-            if all(map(isfinite, highest[i][: len(row)]))
-            else no_numbers()
-            for i, row in enumerate(rows)
+            Labels(each.tobytes()) if np.isfinite(each).all() else no_numbers() for each in found
         ]
 
     def score_pairs(self, pairs: Sequence[TokenPair]) -> list[float | GenerationFailedError]:

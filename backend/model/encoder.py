@@ -5,15 +5,15 @@ mlx-vlm is optional; without it such a checkpoint is refused with an installatio
 
 import importlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.core.scoring import EmbeddingProfile
+from backend.core.scoring import EmbeddingProfile, PathBiases, TagProfile
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import encoder_profile, own_context_length, read_json
 from backend.model.checkpoint.upstream import Network
@@ -34,15 +34,14 @@ from common.remedies import vision_command
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 _TAGGER = "ForTokenClassification"
-# Classes of mlx-vlm's encoder modules; only these types have one for tokens.
-_CLASSES = {
-    ModelKind.ENCODER: "Model",
-    ModelKind.CROSS_ENCODER: "SequenceClassificationModel",
-    ModelKind.TAGGER: "TokenClassificationModel",
-}
-_LABELLING_TYPES = ("bert",)
+_CALIBRATION = "viterbi_calibration.json"
+_BIAS_PREFIX = "transition_bias_"
 
 log = logging.getLogger(__name__)
+
+
+# Classes of mlx-vlm's encoder modules.
+_TEXTS = {ModelKind.ENCODER: "Model", ModelKind.CROSS_ENCODER: "SequenceClassificationModel"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +52,39 @@ class _Family:
         module: Its module name under `mlx_vlm.models`.
         fixed: Values that the code hard-wires, regardless of config.json.
         counts_from_padding: Whether positions start after the id of the padding token.
+        classes: Of the module, by the kind of the checkpoint.
+        finds_path: Whether a text has the likeliest path of BIOES labels.
+        window: Name of the setting with the distance that attention of every layer looks ahead and
+            back; empty if attention sees the whole text.
     """
 
     module: str
     fixed: Mapping[str, str]
     counts_from_padding: bool = False
+    classes: Mapping[ModelKind, str] = field(default_factory=lambda: _TEXTS)
+    finds_path: bool = False
+    window: str = ""
 
 
 _BERT = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 _ROBERTA = _Family("xlm_roberta", _BERT, counts_from_padding=True)
 # RoBERTa and CamemBERT are XLM-RoBERTa under other names.
 _FAMILIES: Mapping[str, _Family] = {
-    "bert": _Family("bert", _BERT),
+    "bert": _Family("bert", _BERT, classes=_TEXTS | {ModelKind.TAGGER: "TokenClassificationModel"}),
     "roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "modernbert": _Family("modernbert", {"hidden_activation": "gelu"}),
     # A Llama trained to look ahead.
     "llama_bidirec": _Family("llama_bidirec", {}),
+    # A mixture of experts that finds private data.
+    "openai_privacy_filter": _Family(
+        "openai_privacy_filter",
+        {},
+        classes={ModelKind.TAGGER: "Model"},
+        finds_path=True,
+        window="sliding_window",
+    ),
 }
 
 
@@ -95,10 +109,12 @@ def load_encoder(
     """
     family = _FAMILIES[config["model_type"]]
     _require_plain(options, family, config)
-    kind = _kind(config)
+    kind = _kind(family, config)
     profile = _profile(directory, kind)
-    labels = _labels(config) if kind is ModelKind.TAGGER else ()
-    network = _lazy_network(options, directory, kind, len(labels) or 1)
+    tagging = TagProfile()
+    if kind is ModelKind.TAGGER:
+        tagging = _tagging(family, directory, config)
+    network = _lazy_network(options, directory, family.classes[kind], len(tagging.labels))
     read = load_tokenizer if renders else load_bare_tokenizer
     tokenizer, template, _ = read(options, directory, {})
     size = weights_bytes(network)
@@ -115,17 +131,19 @@ def load_encoder(
         supports_thinking=False,
         embedding=profile,
         kind=kind,
-        labels=labels,
+        tagging=tagging,
     )
     make_room(size)
     evaluate(network)
     return RunnableModel(tokenizer, template, card, network)
 
 
-def _kind(config: Mapping[str, Any]) -> ModelKind:
+def _kind(family: _Family, config: Mapping[str, Any]) -> ModelKind:
     architectures = tuple(map(str, config.get("architectures") or ()))
+    if ModelKind.ENCODER not in family.classes:
+        return next(iter(family.classes))
     if any(name.endswith(_TAGGER) for name in architectures):
-        return _token_classifier(config)
+        return _token_classifier(family, config)
     if not any(name.endswith(_CLASSIFIER) for name in architectures):
         return ModelKind.ENCODER
     labels = len(config.get("id2label") or {}) or config.get("num_labels", 1)
@@ -137,22 +155,61 @@ def _kind(config: Mapping[str, Any]) -> ModelKind:
     return ModelKind.CROSS_ENCODER
 
 
-def _token_classifier(config: Mapping[str, Any]) -> ModelKind:
-    if config["model_type"] not in _LABELLING_TYPES:
-        known = ", ".join(_LABELLING_TYPES)
+def _token_classifier(family: _Family, config: Mapping[str, Any]) -> ModelKind:
+    if ModelKind.TAGGER not in family.classes:
+        known = " and ".join(
+            name for name, each in _FAMILIES.items() if ModelKind.TAGGER in each.classes
+        )
         raise UnsupportedModelError(
-            f"mlx-vlm labels tokens with models of the type {known}, and this one is a "
+            f"mlx-vlm labels tokens with models of the types {known}, and this one is a "
             f"{config['model_type']}"
         )
     return ModelKind.TAGGER
 
 
+def _tagging(family: _Family, directory: Path, config: Mapping[str, Any]) -> TagProfile:
+    labels = _labels(config)
+    if not family.finds_path:
+        return TagProfile(labels=labels)
+    _require_bioes(labels)
+    return TagProfile(
+        labels=labels,
+        biases=_biases(directory / _CALIBRATION),
+        reach=int(config[family.window]) * int(config["num_hidden_layers"]),
+    )
+
+
 def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     numbered = config.get("id2label") or {}
+    if not numbered:
+        raise UnsupportedModelError("config.json has no id2label: its labels have no names")
     try:
         return tuple(str(numbered[str(number)]) for number in range(len(numbered)))
     except KeyError as error:
         raise UnsupportedModelError(f"config.json: id2label has no label {error}") from None
+
+
+def _require_bioes(labels: Sequence[str]) -> None:
+    """Refuse labels among which some text has no path."""
+    groups = {label.partition("-")[2] for label in labels if label != "O"}
+    whole = {"O", *(f"{prefix}-{group}" for prefix in "BIES" for group in groups)}
+    if wrong := sorted(whole.symmetric_difference(labels)):
+        raise UnsupportedModelError(
+            f"config.json: id2label must have O, and B, I, E and S of each group; see {wrong[0]!r}"
+        )
+
+
+def _biases(path: Path) -> PathBiases:
+    """Return the calibrated biases of paths; without a calibration all are 0."""
+    if not path.is_file():
+        return PathBiases()
+    names = [each.name for each in fields(PathBiases)]
+    try:
+        found = read_json(path, dict)["operating_points"]["default"]["biases"]
+        return PathBiases(**{name: float(found[_BIAS_PREFIX + name]) for name in names})
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{path} has no default operating point with all biases: {error!r}"
+        raise UnsupportedModelError(problem) from None
 
 
 def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
@@ -175,14 +232,18 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
     return profile
 
 
-def _lazy_network(options: ModelOptions, directory: Path, kind: ModelKind, labels: int) -> Network:
-    """Build the network without reading weights into memory."""
+def _lazy_network(options: ModelOptions, directory: Path, class_name: str, labels: int) -> Network:
+    """Build the network without reading weights into memory.
+
+    Args:
+        labels: Of tokens; 0 for a network of another kind.
+    """
     network = _import_loader(directory).load_encoder_model(
         directory,
         model_remapping={name: each.module for name, each in _FAMILIES.items()},
-        model_class_name=_CLASSES[kind],
+        model_class_name=class_name,
         # The default is one label, even if config.json names more.
-        config_overrides=None if kind is ModelKind.ENCODER else {"num_labels": labels},
+        config_overrides={"num_labels": labels or 1},
         lazy=True,
     )
     if options.dtype is not None:

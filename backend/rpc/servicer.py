@@ -39,8 +39,9 @@ from backend.output.collect import Collector, Completion, to_json
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
+from backend.pipeline.entities import classify
 from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
-from backend.pipeline.scores import classify, embed, rerank, score
+from backend.pipeline.scores import embed, rerank, score
 from backend.pipeline.served_model import ComputeEngine, GenerationEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
 from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes

@@ -37,7 +37,6 @@ from backend.core.scoring import (
     Labels,
     Pooling,
     Scores,
-    TokenLabel,
 )
 from backend.core.step import FinishReason, PrefillDone, StepLogprobs, Steps, TokenStep
 from backend.engine.background.jobs import BackgroundJobs
@@ -122,7 +121,7 @@ def test_orders_come_out_as_they_went_in(message):
         Answered(4, Scores(((-0.5, -1.0), (float("-inf"),)))),
         Answered(5, Judgement((0.5, -2.0))),
         Answered(6, Judgement(())),
-        Answered(7, Labels((TokenLabel(2, 0.5),))),
+        Answered(7, Labels(b"12345678")),
         Answered(
             8,
             Embedding(data=b"12345678", dim=2, is_pooled=True, prompt_tokens=3),

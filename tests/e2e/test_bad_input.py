@@ -181,8 +181,6 @@ async def test_a_bad_field_of_a_side_call_is_named_whatever_is_loaded(shared):
 @pytest.mark.parametrize(
     ("method", "field", "data"),
     [
-        ("TokenClassify", "labels", b"\x0a\x01t\x22\x06person"),
-        ("TokenClassify", "labels", b"\x0a\x01t\x20\x01"),
         ("Score", "question_type", b"\x0a\x01p\x12\x01c\x3a\x04bool"),
         ("Score", "question_type", b"\x0a\x01p\x12\x01c\x38\x02"),
     ],

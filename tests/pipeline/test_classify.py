@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
-from backend.core.scoring import PlacedToken, TokenLabel
-from backend.pipeline.scores import entities_of
+from backend.core.scoring import PathBiases, PlacedToken, TagProfile, TokenLabel
+from backend.pipeline.entities import entities_of, token_labels
 
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MAIL")
 TEXT = "Ada Lovelace left Ölbach, ada@b.c"
@@ -75,3 +76,29 @@ def test_places_are_right_where_words_share_a_character():
     entities = entities_of(TEXT, tokens, [TokenLabel(3, 0.5)] * 2, NAMES)
     for entity in entities:
         assert TEXT.encode()[entity.start : entity.end].decode() == entity.text
+
+
+BIOES = ("O", *(f"{place}-{group}" for group in ("A", "B") for place in "BIES"))
+BIASES = {
+    "background_stay": -0.5,
+    "background_to_start": 0.25,
+    "inside_to_continue": 0.75,
+    "inside_to_end": -0.25,
+    "end_to_background": 0.5,
+    "end_to_start": -1.0,
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("biases", [{}, BIASES])
+def test_labels_are_those_of_the_likeliest_path_as_upstream_finds_it(seed, biases):
+    from mlx_vlm.privacy_filter import ViterbiDecoder
+
+    random = np.random.default_rng(seed)
+    scores = random.normal(size=(1 + seed * 3, len(BIOES)), scale=2).astype(np.float32)
+    profile = TagProfile(labels=BIOES, biases=PathBiases(**biases))
+    labels = token_labels(scores.tobytes(), profile)
+    named = {f"transition_bias_{name}": bias for name, bias in biases.items()}
+    assert [each.label for each in labels] == ViterbiDecoder(BIOES, named).decode(scores)
+    chosen = scores[np.arange(len(scores)), [each.label for each in labels]]
+    assert np.allclose([each.probability for each in labels], np.exp(chosen))

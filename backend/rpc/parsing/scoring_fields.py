@@ -4,7 +4,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.config import MAX_CANDIDATES, MAX_HINT_CHARS, MAX_LANGUAGE_CHARS, MAX_TOKEN_IDS
+from backend.config import (
+    MAX_CANDIDATES,
+    MAX_HINT_CHARS,
+    MAX_LABEL_CHARS,
+    MAX_LABELS,
+    MAX_LANGUAGE_CHARS,
+    MAX_TOKEN_IDS,
+)
 from backend.core.scoring import (
     ClassifyCall,
     Embedding,
@@ -19,8 +26,10 @@ from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.pipeline.transcribe import Transcript, TranscriptionCall
 from backend.rpc.parsing.checks import (
+    refuse_mistyped,
     refuse_unserved,
     require_at_most,
+    require_name,
     require_path,
     require_printable,
 )
@@ -115,11 +124,14 @@ def embedding_result(embedding: Embedding) -> pb.EmbeddingResult:
 
 def classify_call(request: pb.TokenClassifyRequest) -> ClassifyCall:
     """Return the call of a request."""
-    refuse_unserved(request, "labels", "is not served: a model has the labels it was trained with")
+    refuse_mistyped(request, "labels")
+    require_at_most("labels", request.labels, MAX_LABELS)
+    for i, label in enumerate(request.labels):
+        require_name(f"labels[{i}]", require_printable(f"labels[{i}]", label, MAX_LABEL_CHARS))
     if not 0.0 <= request.threshold <= 1.0:
         problem = f"must be between 0 and 1, not {request.threshold:g}"
         raise InvalidRequestError("threshold", problem)
-    return ClassifyCall(request.text, request.threshold)
+    return ClassifyCall(request.text, request.threshold, tuple(dict.fromkeys(request.labels)))
 
 
 def classify_response(entities: Sequence[Entity]) -> pb.TokenClassifyResponse:
