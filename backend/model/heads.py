@@ -2,7 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -580,6 +580,34 @@ def build_assistant(directory: Path, network: Network, dtype: str | None) -> Sta
     return drafters.build_assistant(directory, network, dtype)
 
 
+def build_block(directory: Path, network: Network, dtype: str | None) -> StateReader:
+    """Return a drafter of blocks, with weights still on disk."""
+    from backend.model import blocks
+
+    return blocks.build_block(directory, network, dtype)
+
+
+_MARKS = {"DFlash2DraftModel": "dflash2", "Gemma4DSparkModel": "gemma4_dspark"}
+
+
+def block_type(config: Mapping[str, Any]) -> str | None:
+    """Return the name of mlx-vlm's module for a drafter of blocks, by its config.json."""
+    found = (_MARKS.get(name) for name in config.get("architectures") or ())
+    if marked := next(filter(None, found), None):
+        return marked
+    kind, extras = str(config.get("model_type")).lower(), config.get("dflash_config")
+    if kind in _MUSE:
+        return kind
+    if not isinstance(extras, Mapping):
+        return None
+    ranks = config.get("markov_rank") or extras.get("markov_rank")
+    return "dspark" if ranks or extras.get("projector_type") == "dspark" else f"{kind}_dflash"
+
+
+def _is_block(types: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda config: block_type(config) in types
+
+
 Build: TypeAlias = Callable[[Path, Network, str | None], StateReader]
 
 
@@ -604,6 +632,7 @@ class HeadKind:
 
 _NEXTN = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 _ASSISTANTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
+_MUSE = ("muse_glimmer_assistant",)
 _QWEN = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 
 KINDS = (
@@ -627,6 +656,16 @@ KINDS = (
         is_alone=lambda config: config.get("model_type") in _ASSISTANTS,
         build=build_assistant,
     ),
+    HeadKind(
+        name="DFlash drafter",
+        is_alone=_is_block(("qwen3_dflash", "gemma4_dflash")),
+        build=build_block,
+    ),
+    HeadKind(name="DFlash 2 drafter", is_alone=_is_block(("dflash2",)), build=build_block),
+    HeadKind(
+        name="DSpark drafter", is_alone=_is_block(("dspark", "gemma4_dspark")), build=build_block
+    ),
+    HeadKind(name="Muse assistant", is_alone=_is_block(_MUSE), build=build_block),
 )
 
 

@@ -13,7 +13,7 @@ from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head
 from scripts.nextn_head import add_nextn
-from scripts.tiny_drafters import GEMMA4, add_assistant
+from scripts.tiny_drafters import GEMMA4, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -36,6 +36,8 @@ def models(tmp_path_factory):
         add_eagle(directory / "llama", directory / layout, is_right=True, is_nested=is_nested)
     build("llama", directory / "gemma", **GEMMA4 | DEEP)
     add_assistant(directory / "gemma", directory / "assistant", is_right=True)
+    build("qwen3", directory / "qwen3", num_hidden_layers=8)
+    add_block(directory / "qwen3", directory / "dflash", "dflash", is_right=True)
     return directory
 
 
@@ -48,6 +50,7 @@ def models(tmp_path_factory):
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
         ("gemma", {"DraftModel": "assistant", "Options": ["speculation:mtp"]}),
+        ("qwen3", {"DraftModel": "dflash", "Options": ["speculation:mtp"]}),
     ],
 )
 async def test_it_drafts_and_no_reply_changes(models, model, options):
@@ -69,6 +72,7 @@ async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_mode
         (plain, plain, "draft_model: .* is no head, and speculation is mtp"),
         (llama, "", "speculation: .* brings no MTP head that can be used"),
         (llama, models / "flat", "draft_model: .* after layers 2, 1, -1, and the model has 2"),
+        (llama, models / "dflash", "draft_model: .* num_target_layers is 8, and 2 here"),
         (llama, models / "assistant", "draft_model: the assistant is for a Gemma 4, and"),
     ]
     async with served() as backend:

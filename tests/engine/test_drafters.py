@@ -9,11 +9,12 @@ from mlx_vlm.speculative.drafters import load_drafter
 from backend.cache.kv import Part, RowKV
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
+from backend.engine.passes.state_batch import Readings, together
 from backend.engine.plan import Batching, BatchPlan
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads import build_head, head_alone
-from scripts.tiny_drafters import GEMMA4, add_assistant
+from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -128,3 +129,131 @@ def test_an_assistant_of_another_model_is_refused_by_its_field(gemma, tmp_path, 
     add_assistant(gemma / "model", tmp_path, **own)
     with pytest.raises(UnsupportedModelError, match=words):
         built(tmp_path, loaded(gemma / "model"))
+
+
+# The model that each kind of blocks is tested with, and changes to its config.json.
+FULL = {"layer_types": ["full_attention"] * 2}
+QWEN = {"model_type": "qwen3"}
+BLOCKS = {
+    "dflash": (QWEN, FULL),
+    "causal dflash": (QWEN, {**FULL, "dflash_query_causal": True}),
+    "windows dflash": (QWEN, {}),
+    "causal windows dflash": (QWEN, {"dflash_query_causal": True}),
+    "dflash2": (QWEN, {}),
+    "dspark": (QWEN, {}),
+    "gemma4_dspark": (GEMMA4, {"attention_k_eq_v": False}),
+    "windows muse": (MUSE, {}),
+}
+
+
+@pytest.fixture
+def block_pair(tmp_path):
+    """Return a network, and a directory with a drafter of a kind for it."""
+
+    def pair(kind):
+        shape, fields = BLOCKS[kind]
+        model = build("llama", tmp_path / "model", **{"num_hidden_layers": 4, **shape})
+        head = add_block(model, tmp_path / "head", kind.split()[-1], **fields)
+        return loaded(model), head
+
+    return pair
+
+
+class Recorder:
+    """A sampler of upstream that takes the likeliest, and keeps what it saw [places, V]."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, logits):
+        self.seen.append(logits[0] if logits.ndim == 3 else logits)
+        return mx.argmax(logits, axis=-1)
+
+    sample_proposal = __call__
+
+
+def block_of(ours, readings, tokens, count):
+    """Return the logits [places, B, V] of a block, each after the likeliest token before it."""
+    block = ours.write(tokens, count, readings.seen(), mx.array(readings.lengths))
+    found = []
+    for place in range(count):
+        found.append(block.logits_after(place, tokens))
+        tokens = mx.argmax(found[-1], axis=-1)
+    return mx.stack(found)
+
+
+def states_of(counts, seed):
+    return mx.random.normal((len(counts), max(counts), 128), key=mx.random.key(seed))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_a_block_is_that_of_upstream_for_rows_of_unlike_length(block_pair, kind):
+    network, head = block_pair(kind)
+    ours, (theirs, _) = built(head, network), load_drafter(str(head), "dflash")
+    if theirs.embed_tokens is None:
+        theirs.embed_tokens, theirs.lm_head = network.model.embed_tokens, network.lm_head
+    caches = [theirs.make_cache() for _ in LENGTHS]
+    readings = together([Readings([], [0]) for _ in LENGTHS])
+    # Upstream's windows depend on how they were filled.
+    steps = (LENGTHS,) if "windows" in kind else (LENGTHS, (1, 4, 2), (1, 1, 1))
+    for counts in steps:
+        states, tokens = states_of(counts, sum(counts)), mx.array([3, 5, 8])
+        readings.add(ours.read(states, mx.array(readings.lengths)), counts)
+        found = block_of(ours, readings, tokens, 4)
+        for row, count in enumerate(counts):
+            own, recorder = states[row : row + 1, :count], Recorder()
+            theirs.draft_block(tokens[row].item(), own, caches[row], 5, recorder)
+            one, other = found[:, row], mx.concatenate(recorder.seen)
+            if kind == "dflash2":
+                one, other = mx.sort(one, axis=-1)[:, -8:], mx.sort(other, axis=-1)
+            assert mx.allclose(one, other, atol=2e-4), (counts, row)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if "windows" in kind])
+def test_what_is_read_in_pieces_is_the_same_as_what_is_read_at_once(block_pair, kind):
+    network, head = block_pair(kind)
+    ours = built(head, network)
+    states, tokens = states_of(LENGTHS, 1), mx.array([3, 5, 8])
+    whole = together([Readings([], [0]) for _ in LENGTHS])
+    whole.add(ours.read(states, mx.array(whole.lengths)), LENGTHS)
+    parts = [Readings([], [0]) for _ in LENGTHS]
+    for row, count in enumerate(LENGTHS):
+        for first in range(0, count, 4):
+            piece = states[row : row + 1, first : min(first + 4, count)]
+            new = ours.read(piece, mx.array(parts[row].lengths))
+            parts[row].add(new, [piece.shape[1]])
+    pieces = together(parts)
+    assert mx.allclose(
+        block_of(ours, whole, tokens, 4), block_of(ours, pieces, tokens, 4), atol=1e-4
+    )
+    alone = block_of(ours, pieces.of([2]), tokens[2:], 4)
+    assert mx.allclose(alone[:, 0], block_of(ours, whole, tokens, 4)[:, 2], atol=1e-4)
+
+
+BLOCK_REFUSALS = {
+    "vocabulary": ({"vocab_size": 600}, "its vocab_size is 600, and 512 here"),
+    "layers": ({"num_target_layers": 6}, "its num_target_layers is 6, and 4 here"),
+    "place": ({"target_layer_ids": [1, 7]}, r"layers 1, 7 .target_layer_ids., and the model has 4"),
+    "mask": ({"mask_token_id": 512}, "mask_token_id is 512 and its block_size 8, which"),
+    "block": ({"block_size": 1}, "mask_token_id is 511 and its block_size 1, which"),
+}
+
+
+@pytest.mark.parametrize("case", BLOCK_REFUSALS)
+def test_a_drafter_of_another_model_is_refused_by_its_field(block_pair, case):
+    network, head = block_pair("dflash")
+    fields, words = BLOCK_REFUSALS[case]
+    config = json.loads((head / "config.json").read_text("utf-8"))
+    nested = {name: each for name, each in fields.items() if name in config["dflash_config"]}
+    config |= fields | {"dflash_config": config["dflash_config"] | nested}
+    (head / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(UnsupportedModelError, match=words):
+        built(head, network)
+
+
+def test_a_drafter_for_states_of_another_width_is_refused(block_pair, tmp_path):
+    network, _ = block_pair("dflash")
+    other = build("qwen3", tmp_path / "other", hidden_size=128)
+    head = add_block(other, tmp_path / "wide", "dflash")
+    with pytest.raises(UnsupportedModelError, match="its hidden_size is 128, and 64 here"):
+        built(head, network)

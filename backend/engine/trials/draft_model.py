@@ -13,7 +13,7 @@ from backend.engine.findings import Notebook, Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.draft_batch import DraftBatch, HeadBatch
-from backend.engine.passes.state_batch import state_batch
+from backend.engine.passes.state_batch import BATCHES
 from backend.engine.plan import Batching, BatchPlan
 from backend.engine.rows.admission import KvProfile
 from backend.engine.rows.row import MOST_TOKENS
@@ -199,9 +199,9 @@ class LoadedHead(LoadedDraft):
     def batch(self, vocab_size: int) -> DraftModel:
         """Return the drafter for the batches of the model."""
         network, costs = self.model.network, PassCosts(self.fresh_caches.plan.pass_seconds)
-        if isinstance(network, HeadNetwork):
-            return HeadBatch(network, self.tap, self.fresh_caches, costs, vocab_size=vocab_size)
-        return state_batch(network, self.tap, costs, vocab_size)
+        if make := BATCHES.get(type(network)):
+            return make(network, self.tap, costs, vocab_size=vocab_size)
+        return HeadBatch(network, self.tap, self.fresh_caches, costs, vocab_size=vocab_size)
 
 
 def load_head(
