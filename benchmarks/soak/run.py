@@ -30,8 +30,9 @@ from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.harness.models import ROOT
+from benchmarks.soak.attackers import Attacker, kill_helpers
+from benchmarks.soak.bystander import Watch, watch_apart
 from benchmarks.soak.clients import Answer, Client, Tally, answer
-from benchmarks.soak.health import HealthReport, watch_apart
 from benchmarks.soak.host import Host, Replacements, on_small_disk
 from benchmarks.soak.soak_requests import Ask, asks
 from common.machine_memory import resident_bytes
@@ -50,13 +51,14 @@ MAX_GROWTH_DESCRIPTORS = 32
 PARTS, SETTLED_PARTS = 12, 3
 SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
+IDLE_S = 10.0
 SHOWN_FAULTS = 10
 # The last one loses the device, by a fault injected at the server's start.
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
 FAULT = {VARIABLE: "usr1:", "PYTHONPATH": str(ROOT)}
 STOPPED_AFTER_S = 3
 # Below the directory of a soak.
-DISK, INCOMPLETE = "disk", "incomplete"
+DISK, INCOMPLETE, EMPTY = "disk", "incomplete", "empty"
 FULL = "No space left on device"
 
 Stub: TypeAlias = backend_pb2_grpc.BackendStub
@@ -70,6 +72,8 @@ class Plan:
         kill_every_s: Lifetime of an engine process before it is killed; 0 never kills.
         replace_every_s: Time between the host's replacements of the model; 0 is never.
         has_small_disk: Whether the prompt cache is on a disk that is soon full.
+        attackers: Their number. With any, helper processes of the server are killed too.
+        model: A decoder's directory.
     """
 
     seconds: float
@@ -79,6 +83,8 @@ class Plan:
     kill_every_s: float = 0.0
     replace_every_s: float = 0.0
     has_small_disk: bool = False
+    attackers: int = 0
+    model: Path = MODEL_DIR
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +102,15 @@ class Watched:
 
     Attributes:
         measures: From before the clients start until they have left.
+        idle: Times of a bystander alone with the server, before.
+        beside: Times of a bystander beside all others.
         losses: Engine processes killed.
         replaced: The host's replacements of the model, with counts.
     """
 
     measures: list[Measure]
-    health: HealthReport
+    idle: Watch
+    beside: Watch
     losses: int
     replaced: dict[str, int]
 
@@ -147,18 +156,29 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         await host.load()
         references = await _references(stub, asks(plan.requests, plan.seed))
         tally = Tally()
+        idle = await watch_apart(address, min(IDLE_S, plan.seconds))
         started = time.monotonic()
         end = started + plan.seconds
         seeds = range(plan.seed, plan.seed + plan.clients)
-        crowd = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
+        crowd: list[Client | Attacker] = [
+            Client(address, references, tally, host.replacements, seed) for seed in seeds
+        ]
+        crowd += [
+            Attacker(address, directory / EMPTY, plan.model, tally, seed)
+            for seed in range(plan.attackers)
+        ]
         async with asyncio.TaskGroup() as group:
             measures = group.create_task(_measures(plan.seconds, pid))
             losses = group.create_task(lose_engines(channel, plan.kill_every_s, end))
-            health = group.create_task(watch_apart(address, plan.seconds))
+            beside = group.create_task(watch_apart(address, plan.seconds))
             group.create_task(host.run_until(end, plan.replace_every_s))
-            for client in crowd:
-                group.create_task(client.run_until(end))
-        watched = Watched(measures.result(), health.result(), losses.result(), dict(host.done))
+            for each in crowd:
+                group.create_task(each.run_until(end))
+            if plan.attackers:
+                group.create_task(kill_helpers(pid, end, tally))
+        watched = Watched(
+            measures.result(), idle, beside.result(), losses.result(), dict(host.done)
+        )
         await _settled(channel, tally)
         await _compare_again(stub, references, tally)
         reply = await _settled(channel, tally)
@@ -169,7 +189,7 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
 
 def _options(plan: Plan, directory: Path) -> pb.ModelOptions:
     return pb.ModelOptions(
-        Model=str(MODEL_DIR),
+        Model=str(plan.model),
         DType=DTYPE,
         Options=[
             f"max_cache_bytes:{CACHE_BYTES}",
@@ -276,7 +296,7 @@ def _report(
         ends=dict(sorted(tally.ends.items())),
         faults=[
             *tally.faults,
-            *(f"Health: {answer}" for answer in watched.health.wrong),
+            *(f"Health: {answer}" for answer in watched.beside.wrong),
             *_growth(watched.measures[SETTLED_PARTS], last),
             *_excess(books["prompt_cache"]),
         ],
@@ -312,9 +332,9 @@ async def run(plan: Plan) -> Report:
         environment |= FAULT
     with TemporaryDirectory(prefix="mlx-backend-soak-") as name:
         directory, log = Path(name), Path(name) / "server.log"
-        for made in (DISK, INCOMPLETE):
+        for made in (DISK, INCOMPLETE, EMPTY):
             (directory / made).mkdir()
-        shutil.copy(MODEL_DIR / "config.json", directory / INCOMPLETE)
+        shutil.copy(plan.model / "config.json", directory / INCOMPLETE)
         disk = on_small_disk(directory / DISK) if plan.has_small_disk else ()
         command = (*disk, *server)
         with ServerProcess.start(log, command=command, environment=environment) as process:
@@ -328,6 +348,14 @@ async def run(plan: Plan) -> Report:
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="How long.")
 @click.option("--clients", default=CLIENTS, show_default=True, help="How many at once.")
+@click.option("--attackers", default=0, show_default=True, help="How many callers of bad will.")
+@click.option(
+    "--model",
+    default=MODEL_DIR,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A decoder in place of the embedded one.",
+)
+@click.option("--requests", default=REQUESTS, show_default=True, help="How many different ones.")
 @click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 @click.option(
     "--kill-every", "kill_every_s", default=0.0, metavar="SECONDS", help="Lose the engine so often."
@@ -342,7 +370,7 @@ async def run(plan: Plan) -> Report:
 @click.option(
     "--small-disk", "has_small_disk", is_flag=True, help="Cache on a disk that gets full."
 )
-def main(minutes: float, **options: int | float | bool) -> None:
+def main(minutes: float, **options: float | bool | Path) -> None:
     """Run clients of every kind on a backend, and compare each reply with the correct one."""
     plan = Plan(seconds=60.0 * minutes, **options)
     report = asyncio.run(run(plan))

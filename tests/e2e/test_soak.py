@@ -24,6 +24,15 @@ async def test_engines_that_are_lost_again_and_again_cost_no_reply():
     assert not [end for end in report.ends if "INTERNAL" in end or "UNAVAILABLE" in end]
 
 
+async def test_attackers_and_lost_helpers_cost_the_others_no_reply():
+    report = await run(Plan(seconds=12.0, clients=4, requests=16, attackers=6))
+    assert report.faults == []
+    assert report.kv_active_bytes == 0
+    behaviours = {end.partition(":")[0] for end in report.ends}
+    assert {"text without words", "many messages", "leave early", "bad load"} <= behaviours
+    assert report.watched.beside.first_token.calls > 1
+
+
 async def test_a_soak_that_cannot_measure_ends_with_the_reason(monkeypatch):
     def fail(*_):
         raise OSError("no such process")
