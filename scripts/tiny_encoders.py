@@ -71,6 +71,36 @@ _BIASES = {
     "end_to_background": 0.5,
     "end_to_start": -1.0,
 }
+# A DeBERTa in a folder of its own, and heads on it.
+_DEBERTA: Mapping[str, Any] = {
+    **_COMMON,
+    "model_type": "deberta-v2",
+    "hidden_act": "gelu",
+    "position_buckets": 16,
+    "max_relative_positions": 32,
+    "pad_token_id": 0,
+}
+_EXTRACTOR: Mapping[str, Any] = {
+    "model_type": "extractor",
+    "architectures": ["BoundaryExtractor"],
+    "architecture": "boundary",
+    "max_len": POSITIONS,
+    "token_pooling": "first",
+    "boundary_head": {
+        "boundary_dim": 32,
+        "pair_dim": 32,
+        "content_dim": 16,
+        "boundary_attention_layers": 1,
+        "boundary_attention_heads": 2,
+        "pool_boundary_top_k": 12,
+        "pool_size": 48,
+        "min_pool_per_query": 4,
+    },
+}
+_EXTRACTOR_MARKS = (
+    *("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+    *("[SEP_TEXT]", "[P]", "[E]", "[L]", "[DESCRIPTION]"),
+)
 _MODULES = {"roberta": "xlm_roberta", "xlm-roberta": "xlm_roberta"}
 _BERT_WORDS = ("[CLS]", "[SEP]", ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
 _ROBERTA_WORDS = ("<s>", "</s>", ("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
@@ -130,6 +160,47 @@ def _fused(weights: Mapping[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
             yield (stem, weight.swapaxes(-1, -2)) if last == "weight" else (f"{stem}_bias", weight)
         else:
             yield name, weight
+
+
+def build_extractor(directory: Path) -> Path:
+    """Write a tiny GLiNER 2.5, its encoder's settings and weights named as they are published."""
+    inner = directory / "encoder_config"
+    inner.mkdir(parents=True, exist_ok=True)
+    settings = {**_DEBERTA, "vocab_size": _write_unigrams(directory)}
+    (inner / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(_EXTRACTOR), encoding="utf-8")
+    module = importlib.import_module("mlx_vlm.models.gliner2_5")
+    config = {**_EXTRACTOR, "encoder_config": settings}
+    network = module.Model(module.ModelConfig.from_dict(config))
+    weights = {_published(name): weight for name, weight in _drawn(network).items()}
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
+    return directory
+
+
+def _published(name: str) -> str:
+    if not name.startswith("encoder."):
+        return name
+    name = name.replace(".encoder.layers.", ".encoder.layer.").replace(".self_attn.", ".self.")
+    return name.replace(".layer_norm.", ".LayerNorm.")
+
+
+def _write_unigrams(directory: Path) -> int:
+    """Write a tokenizer of letters and syllables as DeBERTa's; return its size."""
+    pieces = ["\u2581", *_LETTERS, *_SYLLABLES, "(", ")"]
+    pieces += [f"\u2581{piece}" for piece in (*_LETTERS, *_SYLLABLES)]
+    vocabulary = [(word, 0.0) for word in _EXTRACTOR_MARKS]
+    vocabulary += [(piece, -4.0 + len(piece) / 2) for piece in pieces]
+    unknown = _EXTRACTOR_MARKS.index("[UNK]")
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    ends = (("[SEP]", 2), ("[CLS]", 1))
+    tokenizer.post_processor = processors.BertProcessing(*ends)
+    tokenizer.add_special_tokens(list(_EXTRACTOR_MARKS))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "unk", "mask")},
+    ).save_pretrained(str(directory))
+    return len(vocabulary)
 
 
 def _build(

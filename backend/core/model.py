@@ -15,6 +15,7 @@ class ModelKind(Enum):
     ENCODER = "encoder"
     CROSS_ENCODER = "cross-encoder"
     TAGGER = "token classifier"
+    EXTRACTOR = "entity extractor"
 
 
 class Reuse(Enum):

@@ -165,6 +165,37 @@ class ClassifyRequest(ComputeRequest[Labels], frozen=True, tag=True, array_like=
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Words of a text, the first by index and the one after the last, and their label by index."""
+
+    label: int
+    start: int
+    stop: int
+    probability: float
+
+
+class Spans(Struct, frozen=True, tag=True, array_like=True):
+    """The likely spans of a text, which may overlap."""
+
+    spans: tuple[Span, ...]
+
+
+class ExtractRequest(ComputeRequest[Spans], frozen=True, kw_only=True, tag=True, array_like=True):
+    """Labels and a text, or a part of one, as token ids.
+
+    Attributes:
+        words: Places of the first token of each word, at least one.
+        labels: Places of the marks of the labels, at least one.
+        threshold: Spans below this probability are left out.
+    """
+
+    token_ids: tuple[int, ...]
+    words: tuple[int, ...]
+    labels: tuple[int, ...]
+    threshold: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCall:
     """A prompt and its possible continuations.

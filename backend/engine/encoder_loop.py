@@ -20,9 +20,12 @@ from backend.core.scoring import (
     ClassifyRequest,
     Embedding,
     EmbeddingRequest,
+    ExtractRequest,
     Judgement,
     JudgeRequest,
     Labels,
+    Span,
+    Spans,
     TokenPair,
 )
 from backend.engine.background.jobs import PIECE_ALONE_S
@@ -50,6 +53,9 @@ from backend.model.loaded import RunnableModel
 Output: TypeAlias = Any
 
 
+# A label that is not in a text, with a higher probability.
+_ABSENT = 0.5
+
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +75,8 @@ class Encoder:
 
     def look(self, token_ids: Sequence[int]) -> mx.array:
         """Return the network's output for a text: hidden states, or logits."""
+        if hasattr(self._network, "encode"):
+            return self._encoded([token_ids])
         output = self._run([token_ids], None)
         outputs: mx.array = getattr(output, "logits", None)
         return output.last_hidden_state if outputs is None else outputs
@@ -90,6 +98,26 @@ class Encoder:
             Labels(each.tobytes()) if np.isfinite(each).all() else no_numbers() for each in found
         ]
 
+    def extract(self, requests: Sequence[ExtractRequest]) -> list[Spans | GenerationFailedError]:
+        """Return the likely spans of texts; the labels of each are looked for by themselves."""
+        states = self._encoded([request.token_ids for request in requests])
+        return [self._spans(states[i : i + 1], each) for i, each in enumerate(requests)]
+
+    def _spans(self, states: mx.array, request: ExtractRequest) -> Spans | GenerationFailedError:
+        words, labels = (states[:, mx.array(at)] for at in (request.words, request.labels))
+        masks = [mx.ones(each.shape[:2], dtype=mx.bool_) for each in (words, labels)]
+        pool, logits, nulls = self._network.extract(words, masks[0], labels, masks[1])
+        likely, absent = (mx.sigmoid(each.astype(mx.float32))[0] for each in (logits, nulls))
+        probabilities = np.array(likely, np.float64)
+        if not (np.isfinite(probabilities).all() and np.isfinite(np.array(absent)).all()):
+            return no_numbers()
+        kept = np.array(pool.mask[0])[:, None] & (np.array(absent) <= _ABSENT)
+        places = np.array(pool.indices[0])
+        kept &= (places[:, :1] < places[:, 1:]) & (places[:, 1:] <= len(request.words))
+        found = np.argwhere(kept & (probabilities >= request.threshold)).tolist()
+        rows = ((label, *places[at].tolist(), probabilities[at, label]) for at, label in found)
+        return Spans(tuple(Span(q, start, stop, float(p)) for q, start, stop, p in rows))
+
     def score_pairs(self, pairs: Sequence[TokenPair]) -> list[float | GenerationFailedError]:
         """Return the logits of pairs in one pass, or their errors."""
         has_segments = self._reads_segments and all(pair.segment_ids for pair in pairs)
@@ -97,6 +125,12 @@ class Encoder:
         output = self._run([pair.token_ids for pair in pairs], segments)
         logits: list[float] = output.logits[:, 0].astype(mx.float32).tolist()
         return [logit if isfinite(logit) else no_numbers() for logit in logits]
+
+    def _encoded(self, rows: Sequence[Sequence[int]]) -> mx.array:
+        """Return the hidden states [B, T, D] of a network that has heads of its own."""
+        mask = padded([[1] * len(row) for row in rows])
+        states: mx.array = self._network.encode(padded(rows, self._pad_id), mask)
+        return states
 
     def _run(self, rows: Sequence[Sequence[int]], segments: mx.array | None) -> Output:
         mask = padded([[1] * len(row) for row in rows])
@@ -195,6 +229,8 @@ class EncoderLoop:
                 self._add(TextCall(number, (request,), lambda results: results[0]))
             case ClassifyRequest(), ModelKind.TAGGER:
                 self._add(TextCall(number, (request,), lambda results: results[0]))
+            case ExtractRequest(), ModelKind.EXTRACTOR:
+                self._add(TextCall(number, (request,), lambda results: results[0]))
             case JudgeRequest(), ModelKind.CROSS_ENCODER:
                 self._add(TextCall(number, request.pairs, lambda logits: Judgement(tuple(logits))))
             case _:
@@ -292,5 +328,7 @@ def _reader(encoder: Encoder, kind: ModelKind) -> Callable[..., Sequence[object]
             return encoder.score_pairs
         case ModelKind.TAGGER:
             return encoder.classify
+        case ModelKind.EXTRACTOR:
+            return encoder.extract
         case _:
             return encoder.embed

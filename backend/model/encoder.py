@@ -15,7 +15,12 @@ from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.scoring import EmbeddingProfile, PathBiases, TagProfile
 from backend.errors import LoadError, UnsupportedModelError
-from backend.model.checkpoint.config_file import encoder_profile, own_context_length, read_json
+from backend.model.checkpoint.config_file import (
+    CONFIG_NAME,
+    encoder_profile,
+    own_context_length,
+    read_json,
+)
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import (
     MakeRoom,
@@ -29,11 +34,16 @@ from backend.model.checkpoint.weights import (
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
+from backend.model.text.tokenizer import Tokenizer
 from common.remedies import vision_command
 
 _SENTENCE_CONFIG = "sentence_bert_config.json"
 _CLASSIFIER = "ForSequenceClassification"
 _TAGGER = "ForTokenClassification"
+# Names of families that are known by it; others by their model_type.
+_ARCHITECTURES = {"BoundaryExtractor": "gliner2_5"}
+# Settings of the network inside another, in config.json or in a folder of this name.
+_INNER = "encoder_config"
 _CALIBRATION = "viterbi_calibration.json"
 _BIAS_PREFIX = "transition_bias_"
 
@@ -50,18 +60,23 @@ class _Family:
 
     Attributes:
         module: Its module name under `mlx_vlm.models`.
-        fixed: Values that the code hard-wires, regardless of config.json.
+        fixed: Values that the code hard-wires, regardless of config.json; by name, a dot for each
+            object around it.
         counts_from_padding: Whether positions start after the id of the padding token.
         classes: Of the module, by the kind of the checkpoint.
         finds_path: Whether a text has the likeliest path of BIOES labels.
+        length: Name of the setting with the context length, if it has a name of its own.
+        marks: Tokens that the tokenizer must have.
         window: Name of the setting with the distance that attention of every layer looks ahead and
             back; empty if attention sees the whole text.
     """
 
     module: str
-    fixed: Mapping[str, str]
+    fixed: Mapping[str, object]
     counts_from_padding: bool = False
     classes: Mapping[ModelKind, str] = field(default_factory=lambda: _TEXTS)
+    length: str = ""
+    marks: tuple[str, ...] = ()
     finds_path: bool = False
     window: str = ""
 
@@ -77,6 +92,21 @@ _FAMILIES: Mapping[str, _Family] = {
     "modernbert": _Family("modernbert", {"hidden_activation": "gelu"}),
     # A Llama trained to look ahead.
     "llama_bidirec": _Family("llama_bidirec", {}),
+    # A DeBERTa that reads labels before the text.
+    "gliner2_5": _Family(
+        "gliner2_5",
+        {
+            "architecture": "boundary",
+            "token_pooling": "first",
+            "hidden_act": "gelu",
+            "boundary_head.candidate_pool": "shared",
+            "boundary_head.candidate_attention_layers": 0,
+            "boundary_head.query_attention_layers": 0,
+        },
+        classes={ModelKind.EXTRACTOR: "Model"},
+        length="max_len",
+        marks=("[SEP_TEXT]", "[P]", "[E]"),
+    ),
     # A mixture of experts that finds private data.
     "openai_privacy_filter": _Family(
         "openai_privacy_filter",
@@ -90,7 +120,20 @@ _FAMILIES: Mapping[str, _Family] = {
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint with this config.json is an encoder that can be loaded."""
-    return config["model_type"] in _FAMILIES
+    return _family_name(config) in _FAMILIES
+
+
+def _family_name(config: Mapping[str, Any]) -> str:
+    named = (_ARCHITECTURES.get(str(each)) for each in config.get("architectures") or ())
+    return next(filter(None, named), str(config["model_type"]))
+
+
+def _whole(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a network together with those of the network inside it."""
+    inner, path = config.get(_INNER), directory / _INNER / CONFIG_NAME
+    if inner is None and path.is_file():
+        inner = read_json(path, dict)
+    return {**(inner or {}), **config}
 
 
 def load_encoder(
@@ -107,7 +150,8 @@ def load_encoder(
         make_room: Called with the size of the weights before they are read.
         renders: Whether this process needs the chat template.
     """
-    family = _FAMILIES[config["model_type"]]
+    name = _family_name(config)
+    family, config = _FAMILIES[name], _whole(directory, config)
     _require_plain(options, family, config)
     kind = _kind(family, config)
     profile = _profile(directory, kind)
@@ -117,13 +161,14 @@ def load_encoder(
     network = _lazy_network(options, directory, family.classes[kind], len(tagging.labels))
     read = load_tokenizer if renders else load_bare_tokenizer
     tokenizer, template, _ = read(options, directory, {})
+    _require_marks(family, tokenizer)
     size = weights_bytes(network)
     require_memory(size, memory_bytes())
     card = ModelCard(
         name=options.model or directory.name,
         path=str(directory),
-        model_type=config["model_type"],
-        context_length=_context_length(options, directory, config),
+        model_type=name,
+        context_length=_context_length(options, directory, family, config),
         vocab_size=int(config["vocab_size"]),
         eos_token_ids=frozenset(),
         weights_bytes=size,
@@ -217,8 +262,19 @@ def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, 
     if options.adapters:
         raise LoadError("LoRA adapters need a decoder, and this is an encoder")
     for key, fixed in family.fixed.items():
-        if (asked := config.get(key, fixed)) != fixed:
+        if (asked := _setting(config, key, fixed)) != fixed:
             raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")
+
+
+def _setting(config: Mapping[str, Any], key: str, default: object) -> object:
+    name, _, rest = key.partition(".")
+    value = config.get(name, {} if rest else default)
+    return _setting(value, rest, default) if rest and isinstance(value, Mapping) else value
+
+
+def _require_marks(family: _Family, tokenizer: Tokenizer) -> None:
+    if missing := [mark for mark in family.marks if tokenizer.token_id(mark) is None]:
+        raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
 
 
 def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
@@ -226,6 +282,8 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
         return EmbeddingProfile(obstacle="the model is a cross-encoder: it reranks")
     if kind is ModelKind.TAGGER:
         return EmbeddingProfile(obstacle="the model is a token classifier: it finds entities")
+    if kind is ModelKind.EXTRACTOR:
+        return EmbeddingProfile(obstacle="the model is an entity extractor: it finds labels")
     profile = encoder_profile(directory)
     if profile.obstacle:
         raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")
@@ -267,11 +325,11 @@ def _import_loader(directory: Path) -> ModuleType:
 
 
 def _context_length(
-    options: ModelOptions, directory: Path, config: Mapping[str, Any]
+    options: ModelOptions, directory: Path, family: _Family, config: Mapping[str, Any]
 ) -> int | None:
     """Return the trained context length or the requested one, limited by the positions."""
-    positions = own_context_length(config)
-    if positions and _FAMILIES[config["model_type"]].counts_from_padding:
+    positions = int(config[family.length]) if family.length else own_context_length(config)
+    if positions and family.counts_from_padding:
         positions -= int(config.get("pad_token_id", 1)) + 1
     path = directory / _SENTENCE_CONFIG
     trained = read_json(path, dict).get("max_seq_length") if path.is_file() else None

@@ -1,4 +1,4 @@
-"""The pipeline of TokenClassify: a token classifier's log-probabilities to entities of the text."""
+"""The pipeline of TokenClassify: a model's probabilities to entities of the text."""
 
 import logging
 import time
@@ -20,6 +20,7 @@ from backend.core.scoring import (
 )
 from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from backend.pipeline import worker_pool
+from backend.pipeline.extraction import PlacedSpan, extract
 from backend.pipeline.served_model import ComputeEngine, ServedModel, require_bounded
 from common.rpc import require_caller
 
@@ -44,25 +45,44 @@ async def classify(
     A text beyond the model's context is read in parts.
     """
     started = time.monotonic()
-    if model.card.kind is not ModelKind.TAGGER:
-        kind = model.card.kind.value
-        problem = f"TokenClassify: {model.card.name} is a {kind}: it does not label tokens"
-        raise UnsupportedError(problem)
+    match kind := model.card.kind:
+        case ModelKind.TAGGER:
+            entities = await _classified(call, model, engine)
+        case ModelKind.EXTRACTOR:
+            entities = _entities(call.text, await extract(call, model, engine))
+        case _:
+            nature = f"is a {kind.value}: it does not label tokens"
+            raise UnsupportedError(f"TokenClassify: {model.card.name} {nature}")
+    spent_ms = (time.monotonic() - started) * 1000.0
+    log.info("classification chars=%d entities=%d ms=%.0f", len(call.text), len(entities), spent_ms)
+    return entities
+
+
+def _entities(text: str, spans: Sequence[PlacedSpan]) -> tuple[Entity, ...]:
+    places = _BytePlaces(text)
+    return tuple(
+        Entity(
+            group=span.label,
+            start=places.of(span.start),
+            end=places.of(span.stop),
+            probability=span.probability,
+            text=text[span.start : span.stop],
+        )
+        for span in spans
+    )
+
+
+async def _classified(
+    call: ClassifyCall, model: ServedModel, engine: ComputeEngine
+) -> tuple[Entity, ...]:
     profile = model.card.tagging
     _require_known(call.labels, profile)
     tokens = await worker_pool.run(partial(_tokens, call.text, model), size_bytes=len(call.text))
     parts = [part async for part in _logprobs(tokens, model, engine)]
-    entities = await worker_pool.run(
+    return await worker_pool.run(
         partial(_found, call, tokens, b"".join(parts), profile),
         size_bytes=len(call.text) + sum(map(len, parts)),
     )
-    log.info(
-        "classification tokens=%d entities=%d ms=%.0f",
-        len(tokens),
-        len(entities),
-        (time.monotonic() - started) * 1000.0,
-    )
-    return entities
 
 
 def _require_known(labels: Sequence[str], profile: TagProfile) -> None:

@@ -195,6 +195,8 @@ def require_decoder(call: str, model: ServedModel) -> None:
             nature = "a cross-encoder: it reranks"
         case ModelKind.TAGGER:
             nature = "a token classifier: it finds entities"
+        case ModelKind.EXTRACTOR:
+            nature = "an entity extractor: it finds the labels of a call"
         case _:
             assert_never(kind)
     raise UnsupportedError(f"{call}: {model.card.name} is {nature}")

@@ -24,6 +24,7 @@ from backend.core.scoring import (
     ClassifyRequest,
     Embedding,
     EmbeddingRequest,
+    ExtractRequest,
     JudgeRequest,
     Pooling,
     ScoreRequest,
@@ -456,7 +457,7 @@ class JobFactory:
                 return self._scorer.score(request)
             case EmbeddingRequest():
                 return self._embedder.embed(number, request)
-            case ClassifyRequest():
+            case ClassifyRequest() | ExtractRequest():
                 return _refuse("TokenClassify: the loaded model is no token classifier")
             case JudgeRequest():
                 return _refuse("Rerank: the loaded model is no cross-encoder")

@@ -24,11 +24,13 @@ from backend.core.scoring import (
     ClassifyRequest,
     Embedding,
     EmbeddingRequest,
+    ExtractRequest,
     Judgement,
     JudgeRequest,
     Labels,
     ScoreRequest,
     Scores,
+    Spans,
 )
 from backend.core.step import Steps
 from backend.engine.findings import Findings
@@ -65,7 +67,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return kind.__new__(kind, self.text)
 
 
-BackgroundRequest: TypeAlias = EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest
+BackgroundRequest: TypeAlias = (
+    EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest | ExtractRequest
+)
 """Background work."""
 
 SessionRequest: TypeAlias = BackgroundRequest | ListingRequest
@@ -213,7 +217,9 @@ class Told(Struct, frozen=True, tag=True, array_like=True):
     failures: Mapping[str, Failure] = {}
 
 
-Result: TypeAlias = Embedding | Scores | Judgement | Labels | PromptCacheListing | PreparedMedium
+Result: TypeAlias = (
+    Embedding | Scores | Judgement | Labels | Spans | PromptCacheListing | PreparedMedium
+)
 
 
 class Answered(Struct, frozen=True, tag=True, array_like=True):
