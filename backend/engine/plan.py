@@ -34,12 +34,14 @@ class Batching(Enum):
         RAGGED: Each row has its own length, and attention runs by group.
         LATENT: The same for families that keep compressed keys (MLA).
         PADDED: With mlx-lm's batch caches, as long as the longest row.
+        BY_ROW: Each row keeps its own caches, and the attention of each runs alone.
         NONE: One row at a time.
     """
 
     RAGGED = "ragged"
     LATENT = "latent"
     PADDED = "padded"
+    BY_ROW = "by_row"
     NONE = "none"
 
 
@@ -76,7 +78,7 @@ class BatchPlan:
     @property
     def has_own_lengths(self) -> bool:
         """Whether every row has its own length."""
-        return self.batching in (Batching.RAGGED, Batching.LATENT)
+        return self.batching in (Batching.RAGGED, Batching.LATENT, Batching.BY_ROW)
 
     def become(self, other: BatchPlan) -> None:
         """Take over all values of another plan."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from backend.cache.layers import trim_windows
+from backend.cache.layout import trim_windows
 from backend.engine.drafts.drafting import Drafting
 from backend.engine.memory import Memory
 from backend.engine.passes.feeder import Feeder

@@ -15,7 +15,8 @@ import mlx.core as mx
 from backend.cache.disk_tier import DiskTier, NodeDirectory, StoredNode
 from backend.cache.eviction import Forecast
 from backend.cache.kv import LooseNode, Packing, Segment, Size, evaluate, from_plain, to_plain
-from backend.cache.layers import CacheLayout, CaptureError, in_pieces
+from backend.cache.layers import in_pieces
+from backend.cache.layout import CacheLayout, CaptureError
 from backend.cache.node_files import NodeHeader
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.radix import TokenKey, agrees_again

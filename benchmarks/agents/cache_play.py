@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from backend.cache.eviction import Forecast
 from backend.cache.kv import Packing, Size
-from backend.cache.layers import Growth, growth_of, trim_windows
+from backend.cache.layers import Growth, growth_of
+from backend.cache.layout import trim_windows
 from backend.cache.node_files import NodeHeader, read_node
 from backend.cache.radix import RadixTree, TokenKey
 from backend.config import ModelOptions

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx_lm import load
 
 from backend.cache.kv import Packing, Piece, Segment, evaluate
-from backend.cache.layers import CacheLayout
+from backend.cache.layout import CacheLayout
 from backend.config import TuningOptions
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.engine.passes.caches import make_cache_factory

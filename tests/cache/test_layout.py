@@ -1,8 +1,9 @@
+import importlib
 import re
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
-import mlx_lm.models.cache
 import pytest
 from engine_driver import prompt_of
 from mlx_lm.models.cache import (
@@ -12,21 +13,49 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
+from mlx_vlm.utils import load_model
 
 from backend.cache.kv import Packing, Piece, Segment, evaluate
-from backend.cache.layers import CACHE_CLASSES, CacheLayout, CaptureError, cache_leaves
-from backend.engine.passes.caches import CacheFactory
+from backend.cache.layers import CACHE_CLASSES, cache_leaves
+from backend.cache.layout import CacheLayout, CaptureError
+from backend.model.checkpoint.upstream import import_mlx_lm
+from backend.model.vision.vision_network import RopePositions, VisionNetwork
+from scripts.sweep.families import all_families
 
 pytestmark = pytest.mark.mlx
 
 CHUNK = 32
-PROMPT = prompt_of(160)
+# Ids that the smallest vocabulary has.
+PROMPT = [token_id % 94 for token_id in prompt_of(160)]
 CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3"]
 WIDE = ["llama_wide", "gemma3_wide"]
 STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "llama4"]
+# Of classes that only a family has.
+OF_FAMILIES = {
+    "deepseek_v41": "mlx-lm",
+    "glm5_next": "mlx-vlm",
+    "llama4": "mlx-vlm",
+    "qwen4_exp": "mlx-vlm",
+    "z1t": "mlx-vlm",
+}
 # Made from a network's own caches by the option `kv_bits`, never by a network.
 MADE_BY_OPTION = {"QuantizedKVCache"}
 ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def own_networks(tmp_path_factory):
+    """Return a function that returns a network of a family with cache classes of its own."""
+
+    @cache
+    def build(name):
+        family = next(f for f in all_families() if (f.name, f.library) == (name, OF_FAMILIES[name]))
+        directory = family.build(tmp_path_factory.mktemp(name))
+        if family.library == "mlx-lm":
+            return import_mlx_lm().load_model(directory)[0]
+        return VisionNetwork(load_model(directory))
+
+    return build
 
 
 def feed(network, caches, tokens):
@@ -266,18 +295,38 @@ def test_a_cache_that_ends_elsewhere_is_not_captured(networks):
         layout.capture(prefilled(network, 20), 0, 21)
 
 
-def test_every_class_with_a_row_is_used_by_a_family_of_the_layout_tests(networks):
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_a_family_with_classes_of_its_own_is_restored_as_it_was(own_networks, family):
+    network = own_networks(family)
+    layout = CacheLayout.of(make_prompt_cache(network))
+    segments = stored(network, layout, 150, snapshots_at=[50, 77])
+    for cut in (32, 50, 77, 150):
+        assert layout.usable(path_to(segments, 150), cut) == cut
+        warm = continuation(network, restored(network, layout, segments, cut), cut)
+        cold = continuation(network, prefilled(network, cut), cut)
+        assert mx.allclose(warm, cold, atol=1e-3).item()
+
+
+def test_every_class_with_a_row_is_used_by_a_family_of_the_layout_tests(networks, own_networks):
     used = {
         type(leaf).__name__
-        for family in (*CUTTABLE, *STATEFUL)
-        for leaf in cache_leaves(CacheFactory(networks(family))())
+        for networks_of, families in (
+            (networks, (*CUTTABLE, *STATEFUL)),
+            (own_networks, OF_FAMILIES),
+        )
+        for family in families
+        for leaf in cache_leaves(make_prompt_cache(networks_of(family)))
+        if not isinstance(leaf, RopePositions)
     }
-    of_a_row = {name for name in CACHE_CLASSES if not name.startswith("Batch")}
-    assert used | MADE_BY_OPTION == of_a_row
+    of_a_row = {name.rpartition(".")[2] for name in CACHE_CLASSES}
+    assert used | MADE_BY_OPTION == {name for name in of_a_row if not name.startswith("Batch")}
 
 
-def test_every_class_with_a_row_exists_upstream():
-    assert all(hasattr(mlx_lm.models.cache, name) for name in CACHE_CLASSES)
+@pytest.mark.parametrize("name", CACHE_CLASSES)
+def test_every_class_with_a_row_exists_upstream(name):
+    module, _, own = name.rpartition(".")
+    named = [module] if module else ["mlx_lm.models.cache", "mlx_vlm.models.cache"]
+    assert any(hasattr(importlib.import_module(each), own) for each in named)
 
 
 def test_the_guide_names_files_that_exist():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from backend.cache.kv import Segment, evaluate
-from backend.cache.layers import CacheLayout
+from backend.cache.layout import CacheLayout
 from backend.cache.prompt_cache import MIN_HIT_TOKENS, PromptCache
 from backend.cache.radix import TokenKey
 

@@ -5,7 +5,7 @@ import pytest
 from engine_driver import prompt_of
 from mlx_lm.models.cache import make_prompt_cache
 
-from backend.cache.layers import trim_windows
+from backend.cache.layout import trim_windows
 
 pytestmark = pytest.mark.mlx
 

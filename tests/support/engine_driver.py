@@ -137,6 +137,7 @@ class Driver:
         network: Any,
         *,
         batches: bool = True,
+        plan: Any = None,
         is_replicated: bool = False,
         pass_seconds: Any = None,
         learns_costs: bool = False,
@@ -159,7 +160,8 @@ class Driver:
         self.desk = Desk(is_shared=is_replicated)
         options = TuningOptions.of(**{"prefill_chunk_alone": 64, "max_replies_per_s": 0, **tuning})
         fresh_caches = make_cache_factory(network, options)
-        plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
+        if plan is None:
+            plan = _plan_of(network, fresh_caches) if batches else BatchPlan(Batching.NONE)
         plan = replace(plan, pass_seconds=pass_seconds or {}, packs=plan.has_own_lengths)
         fresh_caches = replace(fresh_caches, plan=plan)
         cache = options.prompt_cache

@@ -421,12 +421,13 @@ class Scorer:
 
     def _copies(self, caches: Caches, count: int) -> BatchCaches:
         """Return a batch of `count` equal rows; the given caches stay as they are."""
-        return self._batch([deepcopy(caches)] if count == 1 else [caches] * count)
+        takes_over = count == 1 or self._plan.batching is Batching.BY_ROW
+        return self._batch([deepcopy(caches) if takes_over else caches for _ in range(count)])
 
     def _batch(self, rows: Sequence[Caches]) -> BatchCaches:
         # Compressed keys can only be read one token at a time.
-        is_ragged = self._plan.batching is Batching.RAGGED
-        batch = BatchCaches(self._plan if is_ragged else BatchPlan(Batching.PADDED))
+        is_latent = self._plan.batching is Batching.LATENT
+        batch = BatchCaches(BatchPlan(Batching.PADDED) if is_latent else self._plan)
         batch.regroup([], rows)
         return batch
 

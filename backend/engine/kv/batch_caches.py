@@ -56,6 +56,71 @@ class _Layers(list[Any]):
 MakeRagged: TypeAlias = Callable[[UpstreamCache], RaggedKV]
 
 
+class RowCaches:
+    """The caches of one layer, one of each row: attention takes them one by one.
+
+    Code outside of attention, which asks for what is the same in all rows, gets that of the first.
+
+    Attributes:
+        row_caches: In the order of the rows.
+    """
+
+    def __init__(self, row_caches: Sequence[UpstreamCache]) -> None:
+        self.row_caches = list(row_caches)
+
+    def __getattr__(self, name: str) -> Untyped:
+        """Return an attribute of the first row's cache."""
+        if name.startswith("__") or name in _OF_ONE_ROW:
+            raise AttributeError(name)
+        return getattr(self.row_caches[0], name)
+
+    def __getitem__(self, index: int) -> "RowCaches":
+        """Return the caches of rows in one place of a list of caches."""
+        return RowCaches([cache[index] for cache in self.row_caches])
+
+    def filter(self, staying: Sequence[int]) -> None:
+        """Keep some rows."""
+        self.row_caches = [self.row_caches[row] for row in staying]
+
+    def extend(self, other: "RowCaches") -> None:
+        """Append rows."""
+        self.row_caches += other.row_caches
+
+    def extract(self, row: int) -> UpstreamCache:
+        """Return a row's own cache."""
+        return self.row_caches[row]
+
+    def give_back(self, counts: Sequence[int]) -> None:
+        """Drop each row's latest positions."""
+        for cache, count in zip(self.row_caches, counts, strict=True):
+            for leaf in cache_leaves([cache]):
+                if give_back := class_of(leaf).give_back:
+                    give_back(leaf, [count])
+
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether every position is kept, so that any number can be given back."""
+        return all(class_of(leaf).keeps_positions for leaf in cache_leaves(self.row_caches))
+
+    def empty(self) -> bool:
+        """Tell whether the first row is empty."""
+        return is_empty(self.row_caches[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all arrays."""
+        return sum(map(cache_bytes, self.row_caches))
+
+    @property
+    def state(self) -> list[Untyped]:
+        """All arrays."""
+        return [cache.state for cache in self.row_caches]
+
+
+# With the keys of several rows, they would change the first.
+_OF_ONE_ROW = frozenset({"row_caches", "update_and_fetch", "caches"})
+
+
 class BatchCaches:
     """Caches of rows that join and leave between passes; belongs to the main thread.
 
@@ -167,11 +232,12 @@ class BatchCaches:
         return partial(early_start, network) if self.plan.starts_early else network
 
     def _forward(self, network: Network, tokens: mx.array) -> mx.array:
-        if self.ledger is None:
-            return network(tokens, cache=self.layers)
-        if tokens.shape[1] > 1 and self.plan.batching is Batching.LATENT:
+        is_wide = self.count > 1 and tokens.shape[1] > 1
+        if is_wide and self.plan.batching in (Batching.LATENT, Batching.BY_ROW):
             columns = mx.split(tokens, tokens.shape[1], axis=1)
             return mx.concatenate([self._forward(network, column) for column in columns], axis=1)
+        if self.ledger is None:
+            return network(tokens, cache=self.layers)
         self.ledger.begin(tokens.shape[1])
         logits = network(tokens, cache=self.layers)
         self.ledger.advance()
@@ -180,8 +246,7 @@ class BatchCaches:
     @property
     def keeps_positions(self) -> bool:
         """Whether every layer keeps every position, so that rows can go back any distance."""
-        leaves = cache_leaves(self.layers)
-        return all(isinstance(leaf, RaggedKV) or class_of(leaf).keeps_positions for leaf in leaves)
+        return all(map(_keeps_positions, cache_leaves(self.layers)))
 
     def give_back(self, counts: Sequence[int]) -> None:
         """Drop each row's latest positions, if all are kept."""
@@ -191,7 +256,9 @@ class BatchCaches:
             self.ledger.give_back(counts)
         for leaf in cache_leaves(self.layers):
             # A ledger counts the positions of the other layers.
-            if give_back := class_of(leaf).give_back:
+            if isinstance(leaf, RowCaches):
+                leaf.give_back(counts)
+            elif give_back := class_of(leaf).give_back:
                 give_back(leaf, counts)
         if self.ledger is not None and self.ledger.wants_review:
             self.regroup(range(self.count), [])
@@ -232,6 +299,10 @@ class BatchCaches:
                 order(leaf)
 
     def _merge(self, rows: Sequence[Caches]) -> None:
+        if self.plan.batching is Batching.BY_ROW:
+            self.layers = [_one_by_one(column) for column in zip(*rows, strict=True)]
+            self.ledger = None
+            return
         ledger = Ledger(self.plan.overhead)
         forms = _RAGGED.get(self.plan.batching, {})
         merged = partial(_merged, {form: partial(make, ledger) for form, make in forms.items()})
@@ -243,14 +314,16 @@ class BatchCaches:
             self._follow([], [list(cache_leaves(caches)) for caches in rows])
 
     def _change(self, staying: Sequence[int], arrivals: Sequence[Caches]) -> None:
-        joining = [list(cache_leaves(caches)) for caches in arrivals]
+        by_row = self.plan.batching is Batching.BY_ROW
+        joining = [list(caches if by_row else cache_leaves(caches)) for caches in arrivals]
+        unite = _one_by_one if by_row else _merge_all
         for index, leaf in enumerate(cache_leaves(self.layers)):
             if isinstance(leaf, RaggedKV):
                 continue
             if len(staying) < self.count:
                 leaf.filter(list(staying))
             if column := [leaves[index] for leaves in joining]:
-                leaf.extend(column[0].merge(column))
+                leaf.extend(unite(column))
         if self.ledger is not None:
             self._follow(staying, joining)
 
@@ -276,6 +349,22 @@ def _joining(leaves: Sequence[UpstreamCache]) -> Joining:
     return Joining(fullest.tail, tuple(path))
 
 
+def _merge_all(column: Sequence[UpstreamCache]) -> UpstreamCache:
+    return column[0].merge(column)
+
+
+def _one_by_one(column: Sequence[UpstreamCache]) -> UpstreamCache:
+    """Return the caches of a layer for all rows, as they are; only counters are merged."""
+    counts_only = getattr(column[0], "counts_only", False)
+    return _merge_all(column) if counts_only else RowCaches(column)
+
+
+def _keeps_positions(leaf: UpstreamCache) -> bool:
+    if isinstance(leaf, RowCaches):
+        return leaf.keeps_positions
+    return isinstance(leaf, RaggedKV) or class_of(leaf).keeps_positions
+
+
 def _merged(ragged: Mapping[Form, MakeRagged], *leaves: UpstreamCache) -> UpstreamCache:
     """Return the batch cache of a layer; a `ragged` one takes over its rows later."""
     first = leaves[0]
@@ -288,7 +377,7 @@ def _merged(ragged: Mapping[Form, MakeRagged], *leaves: UpstreamCache) -> Upstre
 def _can_go_back(leaf: UpstreamCache) -> bool:
     """Tell whether a layer can return to what it was before the latest pass."""
     known = class_of(leaf)
-    return isinstance(leaf, RaggedKV) or known.is_state or known.give_back is not None
+    return _keeps_positions(leaf) or known.is_state or known.give_back is not None
 
 
 def _chosen_states(

@@ -188,6 +188,11 @@ def _without_drafts(trial: "BatchTrial", page: Page) -> Planning:
     if padded_fault is None:
         page.say(logging.INFO, "batches of this model are padded to their longest row: %s", fault)
         return BatchPlan(Batching.PADDED, starts_early=starts_early)
+    # Stages of a pipeline tie what they have sent to the cache of one row.
+    by_row = BatchPlan(Batching.BY_ROW)
+    if not trial.ranks.are_several and (yield from trial.fault(by_row)) is None:
+        page.say(logging.INFO, "attention of this model runs row by row: %s", padded_fault)
+        return BatchPlan(Batching.BY_ROW, starts_early=starts_early)
     page.say(logging.WARNING, "this model runs one request at a time: %s", padded_fault)
     return BatchPlan(Batching.NONE, starts_early=starts_early)
 
@@ -259,6 +264,8 @@ class BatchTrial:
 
     def ragged_fault(self, batching: Batching) -> Pieces[str | None]:
         """Return why rows may not have their own lengths, or `None` if they may."""
+        if fault := self.ranks.fault(self._padding_fault()):
+            return fault
         for overhead in _OVERHEADS:
             if fault := (yield from self.fault(BatchPlan(batching, overhead))):
                 return fault
@@ -315,6 +322,14 @@ class BatchTrial:
         used = ((class_of(leaf).pair, leaf) for leaf in leaves if not leaf.empty())
         like = next((pair(leaf) for pair, leaf in used if pair), None)
         return self.ranks.largest(0.0 if like is None else measured_overhead(*like))
+
+    def _padding_fault(self) -> str | None:
+        padded = (
+            leaf
+            for leaf in cache_leaves(self._prefilled[0])
+            if class_of(leaf).keeps_positions and class_of(leaf).form is None
+        )
+        return next((f"{type(leaf).__name__} pads its rows" for leaf in padded), None)
 
     def _merge_fault(self) -> str | None:
         missing = (leaf for leaf in self._prefilled[0] if not hasattr(leaf, "merge"))

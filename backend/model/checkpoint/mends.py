@@ -4,6 +4,7 @@ A mend gives a module of a network a class derived from its own. Every one has a
 once upstream makes it needless.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -191,6 +192,157 @@ def _attending_rows(kind: type) -> type:
     return _derived(kind, call)
 
 
+_ATTENTION = "self_attn"
+
+# What the attention of one row takes, by names: its cache, what all rows were given, its place.
+RowArguments: TypeAlias = Callable[[Untyped, Mapping[str, Untyped], int], dict[str, Untyped]]
+
+
+def _attend_row_by_row(arguments: RowArguments, *names: str) -> Callable[[Network], None]:
+    """Return a mend that runs attention once for each row, if rows have caches of their own.
+
+    For attention that computes with lengths, blocks or caches of a single row. One token of each
+    row at a time, which sees all that its cache keeps.
+
+    Args:
+        names: The modules of a layer that take its cache; not every layer has all.
+    """
+
+    def put_right(model: Network) -> None:
+        decoder = model if hasattr(model, "layers") else model.language_model
+        found = (layer[name] for layer in decoder.layers for name in names if name in layer)
+        for attention in found:
+            attention.__class__ = _one_row_at_a_time(type(attention), arguments)
+
+    return put_right
+
+
+def _one_row_at_a_time(kind: type, arguments: RowArguments) -> type:
+    names = list(inspect.signature(kind.__call__).parameters)[2:]
+
+    def call(self: Untyped, x: mx.array, *given: Untyped, **named: Untyped) -> Untyped:
+        named = dict(zip(names, given, strict=False)) | named
+        caches = getattr(named["cache"], "row_caches", None)
+        if caches is None:
+            return kind.__call__(self, x, **named)
+        rows = [
+            kind.__call__(self, x[place : place + 1], **arguments(cache, named, place))
+            for place, cache in enumerate(caches)
+        ]
+        return mx.concatenate(rows)
+
+    return _derived(kind, call)
+
+
+def _without_mask(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
+    return {"mask": None, "cache": cache}
+
+
+def _in_its_chunk(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
+    """Let the next token see its own chunk, of a cache that may keep the end of the one before."""
+    chunk = getattr(cache, "chunk_size", None)
+    if chunk is None:
+        return {"mask": None, "cache": cache}
+    cache.maybe_trim_front()
+    first, kept_from = cache.offset // chunk * chunk, cache.start_position
+    mask = None if first <= kept_from else mx.arange(kept_from, cache.offset + 1)[None] >= first
+    return {"mask": mask, "cache": cache}
+
+
+def _in_its_window(cache: Untyped, named: Mapping[str, Untyped], place: int) -> dict[str, Untyped]:
+    """Give a row of deepseek_v41 its positions, and what its earlier layers have shared."""
+    kept = 0 if cache.window is None else cache.window.shape[1]
+    last = kept + 1
+    return {
+        "start_pos": cache.offset,
+        "window_idx": mx.arange(max(last - cache.window_size, 0), last)[None, None],
+        "cache": cache,
+        "shared": named["shared"].setdefault(place, {}),
+    }
+
+
+def _select_blocks_of_rows(model: Network) -> None:
+    """Let the padded rows of qwen4_exp attend to the blocks that are selected for each.
+
+    Upstream leaves the selection out in a pass of one token of rows of unlike length.
+    """
+    decoder = model.language_model
+    for layer in decoder.layers:
+        if _ATTENTION in layer:
+            layer.self_attn.__class__ = _selecting(type(layer.self_attn))
+    decoder.__class__ = _decoding_with(type(decoder))
+
+
+def _decoding_with(kind: type) -> type:
+    """Return a class of decoders whose passes of one token select blocks of rows."""
+    forward = _selecting_in_batches(sys.modules[kind.__module__].Qwen4ExpBatchInvariantForward)()
+
+    def decode(self: Untyped, inputs: mx.array, **named: Untyped) -> Untyped:
+        return forward(self, inputs, **named)
+
+    members = {"_batch_invariant_decode": decode, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), members)
+
+
+def _selecting(kind: type) -> type:
+    def call(
+        self: Untyped, x: mx.array, mask: Untyped = None, cache: Untyped = None, **others: Untyped
+    ) -> Untyped:
+        return kind.__call__(self, x, _unless_selecting(self, cache, mask), cache, **others)
+
+    return _derived(kind, call)
+
+
+def _selecting_in_batches(kind: Untyped) -> type:
+    def attend(
+        self: Untyped, attention: Untyped, x: mx.array, cache: Untyped, ids: Untyped, mask: Untyped
+    ) -> Untyped:
+        mask = _unless_selecting(attention, cache, mask)
+        return kind._qsa_attention(self, attention, x, cache, ids, mask)  # noqa: SLF001
+
+    return type(kind.__name__, (kind,), {"_qsa_attention": attend})
+
+
+def _unless_selecting(attention: Untyped, cache: Untyped, mask: Untyped) -> Untyped:
+    """Return the mask, or none if that of the selection takes its place and hides padding too."""
+    if not isinstance(mask, str) or mask != "left_padded_decode":
+        return mask
+    indexer = attention.indexer
+    blocks = (cache.index_offset + 1) // indexer.compress_ratio
+    return None if blocks > indexer.block_topk else mask
+
+
+def _place_states(model: Network) -> None:
+    """Let each row of z1t have its own position and state."""
+    decoder = model.language_model.model
+    decoder.__class__ = _placed_by_state(type(decoder))
+    _attend_row_by_row(_only_cache, "attn")(model)
+
+
+def _only_cache(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
+    return {"cache": cache}
+
+
+def _placed_by_state(kind: type) -> type:
+    def call(
+        self: Untyped,
+        inputs: mx.array,
+        inputs_embeds: mx.array | None = None,
+        cache: Untyped = None,
+        **others: Untyped,
+    ) -> Untyped:
+        rows = getattr(cache[0], "row_caches", None) if cache else None
+        if rows is None:
+            return kind.__call__(self, inputs, inputs_embeds, cache, **others)
+        hidden = self.embed_tokens(inputs) if inputs_embeds is None else inputs_embeds
+        hidden += mx.stack([self._pos(row.offset, 1, hidden.dtype) for row in rows])
+        for layer, own in zip(self.layers, cache, strict=True):
+            hidden = layer(hidden, cache=own)
+        return self.norm(hidden)
+
+    return _derived(kind, call)
+
+
 def _has_rows(cache: Untyped) -> bool:
     """Tell whether caches belong to several rows, each with its own position."""
     return cache is not None and isinstance(getattr(cache[0], "offset", None), mx.array)
@@ -223,10 +375,16 @@ def _derived(kind: type, call: Callable[..., mx.array]) -> type:
 
 
 _MENDS: Mapping[str, Callable[[Network], None]] = {
+    "mlx_lm.models.deepseek_v41": _attend_row_by_row(_in_its_window, _ATTENTION),
     "mlx_lm.models.gemma2": _take_masks_of_batches,
     "mlx_lm.models.gpt_bigcode": _count_rows,
+    "mlx_lm.models.llama4": _attend_row_by_row(_in_its_chunk, _ATTENTION),
+    "mlx_lm.models.minimax_m3_vl": _attend_row_by_row(_without_mask, _ATTENTION),
     "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
     "mlx_vlm.models.granite4_vision.granite4_vision": _place_features,
     "mlx_vlm.models.hunyuan_vl.hunyuan_vl": _turn_attended_rows,
     "mlx_vlm.models.jina_vlm.jina_vlm": _turn_rows,
+    "mlx_vlm.models.llama4.llama4": _attend_row_by_row(_in_its_chunk, _ATTENTION),
+    "mlx_vlm.models.qwen4_exp.qwen4_exp": _select_blocks_of_rows,
+    "mlx_vlm.models.z1t.z1t": _place_states,
 }
