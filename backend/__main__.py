@@ -216,7 +216,7 @@ def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterato
 
 def _tracing() -> Sequence[ServerInterceptor]:
     try:
-        from backend.rpc.metrics import otlp_provider, tracing_interceptors
+        from backend.rpc.tracing import otlp_provider, tracing_interceptors
     except ImportError as error:
         from common.remedies import install_command
 

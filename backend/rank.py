@@ -79,6 +79,11 @@ def topology_of(arguments: argparse.Namespace) -> Topology:
         hosts = parse_hosts(arguments.hosts)
     elif arguments.hostfile is not None:
         hosts = read_hostfile(Path(arguments.hostfile))
+    if not hosts:
+        raise BackendError(
+            "--hostfile FILE or --hosts ADDRESS,ADDRESS is needed, as the backend is loaded with, "
+            "and --rank N, which of them this machine is"
+        )
     if arguments.rank not in range(len(hosts)):
         raise BackendError(
             f"--rank must be between 0 and {len(hosts) - 1}, in the --hostfile or --hosts that the "

@@ -20,6 +20,9 @@ inside() {
         /bin/sh -ec "$*"
 }
 
+# Seconds, then user and system time of the shell and of its children: a busy machine does not stretch those much.
+timed() { echo "began=\$(date +%s); $*; echo took \$((\$(date +%s) - began)) s; times"; }
+
 as_root() { inside root /srv/root "$*"; }
 as_user() { inside someone /srv/someone "cd '/srv/someone/my checkout'; $*"; }
 
@@ -30,6 +33,7 @@ install_debian() {
     cp /etc/resolv.conf "$root/etc/resolv.conf"
     cp $certificates "$root$certificates"
     mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
+    trap 'umount "$root/proc"' EXIT
     as_root 'apt-get update -qq'
     as_root 'DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends git make python3 >/dev/null'
     as_root 'mkdir -p /srv/root; id someone >/dev/null 2>&1 || useradd --create-home --home-dir /srv/someone someone'
@@ -77,7 +81,11 @@ try_without_venv
 say "root: make demo"
 as_root "cd '/srv/root/my checkout'; make demo"
 say "a user: make demo"
-as_user 'make demo'
+as_user "$(timed make demo)"
+say "a user: make demo with uv"
+as_root 'python3 -m venv /opt/uv; /opt/uv/bin/pip install -q uv; ln -sf /opt/uv/bin/uv /usr/local/bin/uv'
+as_user "rm -rf .venv; $(timed make demo)"
+as_root 'rm /usr/local/bin/uv'
 say "a user: the commands of the README"
 try_commands
 say "a user: make wheel"

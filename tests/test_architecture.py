@@ -210,6 +210,17 @@ def test_the_server_listens_before_it_imports_the_engine_and_its_services():
     assert not [name for name in modules if name.startswith((*late, "backend.pipeline"))]
 
 
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        ("backend.rpc.metrics", {"opentelemetry", "PIL", "av"}),
+        ("backend.rpc.tracing", {"prometheus_client", "PIL", "av"}),
+    ],
+)
+def test_a_feature_of_an_extra_needs_no_other_extra(module, others):
+    assert others.isdisjoint(imported_by(module))
+
+
 def test_no_variable_of_tests_is_read_by_the_product():
     product = [path for path in SOURCES if path.is_relative_to(ROOT / "backend")]
     assert product

@@ -95,9 +95,9 @@ def run(step, folder, environment):
     )
 
 
-def wait_until_ready(host):
+def wait_until_ready(host, log):
     wait_until(lambda: is_ready() or host.poll() is not None, timeout_s=START_TIMEOUT_S)
-    assert host.poll() is None, "LocalAI did not start"
+    assert host.poll() is None, f"LocalAI did not start: {log.read_text()[-2000:]}"
 
 
 def is_ready():
@@ -135,7 +135,7 @@ def test_the_commands_of_the_first_section_answer(tmp_path):
             start_new_session=True,
         )
     try:
-        wait_until_ready(host)
+        wait_until_ready(host, tmp_path / "log")
         answer = json.loads(run(question, tmp_path, environment).stdout)
         assert answer["choices"][0]["message"]["content"]
         (call,) = json.loads(run(tool, tmp_path, environment).stdout)["choices"][0]["message"][
@@ -145,5 +145,6 @@ def test_the_commands_of_the_first_section_answer(tmp_path):
         assert json.loads(call["function"]["arguments"]) == {"city": "Hanoi"}
         assert "demo (qwen3)" in run(look, tmp_path, environment).stdout
     finally:
-        os.killpg(host.pid, signal.SIGTERM)
+        if host.poll() is None:
+            os.killpg(host.pid, signal.SIGTERM)
         host.wait(60)

@@ -75,9 +75,17 @@ def test_the_command_line_wins_over_the_environment(tmp_path):
     assert arguments("--rank", "0", MLX_RANK="1").rank == 0
 
 
-@pytest.mark.parametrize("given", [(), ("--hosts", "a,b"), ("--hosts", "a,b", "--rank", "2")])
-def test_a_worker_that_does_not_know_its_place_says_so(given):
-    with pytest.raises(BackendError, match="--rank"):
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ((), "--hostfile FILE or --hosts ADDRESS,ADDRESS is needed.*--rank N"),
+        (("--rank", "1"), "--hostfile FILE or --hosts"),
+        (("--hosts", "a,b"), "--rank must be between 0 and 1"),
+        (("--hosts", "a,b", "--rank", "2"), "--rank must be between 0 and 1"),
+    ],
+)
+def test_a_worker_that_does_not_know_its_place_says_so(given, problem):
+    with pytest.raises(BackendError, match=problem):
         topology_of(arguments(*given))
 
 

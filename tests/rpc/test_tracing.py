@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from backend.rpc.metrics import tracing_interceptors
+from backend.rpc.tracing import tracing_interceptors
 
 HELLO = pb.PredictOptions(Prompt="hi")
 
