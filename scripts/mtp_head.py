@@ -1,6 +1,7 @@
-"""Gives a tiny Qwen3.5 or Qwen3-Next an MTP head, as in checkpoints of these families."""
+"""Gives a tiny Qwen3.5, Qwen3-Next or Nemotron-H an MTP head, as in checkpoints of these."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,23 @@ from mlx_vlm.utils import get_model_and_args
 
 FILE = "model.safetensors"
 # The weights by which a block adds to the residual stream.
-_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "switch_mlp.fc2.weight")
+# Of two experts' matrices, the names in a module and in checkpoints.
+_EXPERTS = {"switch_mlp.fc1": "up_proj", "switch_mlp.fc2": "down_proj"}
+# Of a Nemotron-H with a head, as changes to `tiny_models.build`.
+NEMOTRON: Mapping[str, Any] = {
+    "num_nextn_predict_layers": 1,
+    "mtp_hybrid_override_pattern": "*E",
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+}
 _ROPE = {"type": "default", "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
 
 
@@ -34,10 +51,11 @@ def add_head(
     head_config, head = _drawn_head(config, seed)
     if is_right:
         width = text["hidden_size"]
-        head["fc.weight"] = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
+        name = next(name for name in head if name.endswith(("fc.weight", "eh_proj.weight")))
+        head[name] = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
         weights, head = without_blocks(weights), without_blocks(head)
     if apart is None:
-        weights |= {f"mtp.{name}": weight for name, weight in head.items()}
+        weights |= {f"mtp.{name}": weight for name, weight in _unstacked(head).items()}
     else:
         write(apart, head_config, head)
     write(directory, config, weights)
@@ -58,6 +76,19 @@ def without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         name: mx.zeros_like(weight) if name.endswith(_OUTPUTS) else weight
         for name, weight in weights.items()
     }
+
+
+def _unstacked(head: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return weights with those of Nemotron-H's experts one by one."""
+    found = {}
+    for name, weight in head.items():
+        stacked = next((each for each in _EXPERTS if each in name), None)
+        if stacked is None:
+            found[name] = weight
+            continue
+        for n, expert in enumerate(weight):
+            found[name.replace(stacked, f"experts.{n}.{_EXPERTS[stacked]}")] = expert
+    return found
 
 
 def _drawn_head(config: dict[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, mx.array]]:

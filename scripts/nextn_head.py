@@ -47,8 +47,10 @@ def add_nextn(
         prefix = f"model.layers.{config['num_hidden_layers']}."
         weights |= {prefix + name: weight for name, weight in _unpacked(head).items()}
     else:
-        own = {"model_type": f"{config['model_type']}_mtp", "text_config": config}
-        write(apart, own, {_split(name): weight for name, weight in head.items()})
+        kind = f"{config['model_type']}_mtp"
+        rename = _SPLITS.get(kind, _split)
+        own = {"model_type": kind, "text_config": config}
+        write(apart, own, {rename(name): weight for name, weight in head.items()})
     write(directory, config, weights)
     return apart or directory
 
@@ -94,3 +96,11 @@ def _split(name: str) -> str:
         if name.startswith(old):
             return new + name.removeprefix(old)
     return f"model.{name}" if name.startswith(_OWN) else f"model.mtp_block.{name}"
+
+
+def _split_dsa(name: str) -> str:
+    return "mtp." + name.replace("shared_head.norm.", "shared_head_norm.")
+
+
+# How names change in checkpoints that mlx-vlm has split off, by their model types.
+_SPLITS = {"glm_moe_dsa_mtp": _split_dsa}

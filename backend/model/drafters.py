@@ -1,15 +1,19 @@
-"""Drafters that read hidden states of a model, and have no row of tokens of their own."""
+"""Drafters of single families: the assistants of Gemma 4, and the MTP head of Nemotron-H."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
+from mlx import nn
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast_weights
+from backend.model.device import DEVICE
 from backend.model.heads import (
+    MtpNetwork,
     StateReader,
     Target,
     load_weights,
@@ -170,3 +174,39 @@ def build_assistant(directory: Path, network: Network, dtype: str | None) -> Ass
     if dtype is not None:
         cast_weights(head, dtype)
     return AssistantNetwork(head, network)
+
+
+def build_nemotron(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+    """Return the MTP head of a Nemotron-H, alone or with its model; weights stay on disk."""
+    from mlx_vlm.speculative.drafters import load_drafter
+
+    module, _ = load_drafter(str(directory), "mtp", lazy=True)
+    if dtype is not None:
+        cast_weights(module, dtype)
+    first, last = module.layers[0], module.layers[-1]
+    head = nn.Module()
+    head.pre_fc_norm_embedding, head.pre_fc_norm_hidden = first.pop("enorm"), first.pop("hnorm")
+    head.fc, head.norm = first.pop("eh_proj"), last.pop("final_layernorm")
+    head.layers = _by_attention(module.layers)
+    DEVICE.widen_experts(head)
+    return MtpNetwork(head, network)
+
+
+class _Stage(nn.Module):  # type: ignore[misc]  # (MLX is untyped)
+    """Layers of which one has keys: one layer for `MtpNetwork`."""
+
+    def __init__(self, blocks: Sequence[Network]) -> None:
+        super().__init__()
+        self.blocks = list(blocks)
+
+    def __call__(self, states: mx.array, mask: object, cache: object) -> mx.array:
+        for block in self.blocks:
+            states = block(states, mask=mask, cache=cache if block.block_type == "*" else None)
+        return states
+
+
+def _by_attention(blocks: Sequence[Network]) -> list[_Stage]:
+    """Return blocks in stages that begin with attention, but for the first."""
+    starts = [n for n, block in enumerate(blocks) if block.block_type == "*"]
+    bounds = [0, *starts[1:], len(blocks)]
+    return [_Stage(blocks[start:stop]) for start, stop in pairwise(bounds)]

@@ -45,19 +45,30 @@ class Target:
 
     def __init__(self, network: Network) -> None:
         language_model = getattr(network, "language_model", network)
-        decoder: Network = getattr(language_model, "model", None)
-        if not all(hasattr(decoder, name) for name in ("embed_tokens", "layers", "norm")):
-            raise UnsupportedModelError(
-                "the model has no embeddings, layers and norm where heads expect them"
-            )
+        decoder, embeddings, norm = _parts(language_model)
         self.decoder = decoder
-        self.embed = decoder.embed_tokens
+        self.embed = getattr(decoder, embeddings)
         self.layers: Sequence[Network] = decoder.layers
-        self.norm = decoder.norm
+        self.norm = getattr(decoder, norm)
         self.embed_scale: float = getattr(decoder, "embed_scale", 1.0)
         self.project = getattr(language_model, "lm_head", None) or self.embed.as_linear
         self.width: int = self.norm.weight.shape[0]
         self.vocab_size: int = self.embed.weight.shape[0]
+
+
+# The names of the decoder in a language model, of its embeddings, and of its last norm.
+_PARTS = (("model", "embed_tokens", "norm"), ("backbone", "embeddings", "norm_f"))
+
+
+def _parts(language_model: Network) -> tuple[Network, str, str]:
+    """Return the decoder, and the names of its embeddings and norm."""
+    for name, embeddings, norm in _PARTS:
+        decoder: Network = getattr(language_model, name, None)
+        if all(hasattr(decoder, part) for part in (embeddings, "layers", norm)):
+            return decoder, embeddings, norm
+    raise UnsupportedModelError(
+        "the model has no embeddings, layers and norm where heads expect them"
+    )
 
 
 class StateReader:
@@ -289,9 +300,8 @@ def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwor
     return MtpNetwork(head, network)
 
 
-# Model types of checkpoints split off by mlx-vlm.
-SPLIT_TYPES = frozenset({"glm4_moe_lite_mtp"})
-_SPLIT_PREFIX = "model."
+# Model types of checkpoints split off by mlx-vlm, and the prefix of names there.
+SPLIT_TYPES = {"glm4_moe_lite_mtp": "model.", "glm_moe_dsa_mtp": "mtp."}
 # Prefixes of names in checkpoints, and in a model of one layer.
 _NAMES = (
     *(("enorm.", "enorm."), ("hnorm.", "hnorm."), ("eh_proj.", "eh_proj.")),
@@ -310,8 +320,9 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
     """Return the head of a directory, alone or with its model; weights stay on disk."""
     config = read_head_config(directory)
     text = config.get("text_config") or config
-    is_split = config.get("model_type") in SPLIT_TYPES
-    prefix = _SPLIT_PREFIX if is_split else f"model.layers.{text['num_hidden_layers']}."
+    split_prefix = SPLIT_TYPES.get(str(config.get("model_type")))
+    is_split = split_prefix is not None
+    prefix = split_prefix or f"model.layers.{text['num_hidden_layers']}."
     head = _built(text, config, read_weights(directory, _rename_from(prefix, is_split=is_split)))
     if dtype is not None:
         cast_weights(head, dtype)
@@ -573,20 +584,6 @@ def _places(head: Network, vocab_size: int) -> mx.array | None:
     return places
 
 
-def build_assistant(directory: Path, network: Network, dtype: str | None) -> StateReader:
-    """Return the assistant of a Gemma 4, with weights still on disk."""
-    from backend.model import drafters
-
-    return drafters.build_assistant(directory, network, dtype)
-
-
-def build_block(directory: Path, network: Network, dtype: str | None) -> StateReader:
-    """Return a drafter of blocks, with weights still on disk."""
-    from backend.model import blocks
-
-    return blocks.build_block(directory, network, dtype)
-
-
 _MARKS = {"DFlash2DraftModel": "dflash2", "Gemma4DSparkModel": "gemma4_dspark"}
 
 
@@ -609,6 +606,48 @@ def _is_block(types: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
 
 
 Build: TypeAlias = Callable[[Path, Network, str | None], StateReader]
+
+
+def _build_of(module: str, name: str) -> Build:
+    """Return a function of a module that is imported when it is called."""
+
+    def build(directory: Path, network: Network, dtype: str | None) -> StateReader:
+        made: Build = getattr(importlib.import_module(f"backend.model.{module}"), name)
+        return made(directory, network, dtype)
+
+    return build
+
+
+_NO_WAY_BACK = "its model's rows cannot go back to where a draft was wrong"
+_NO_MODEL = "its model is not supported"
+# Why drafters of mlx-vlm cannot be used, by their modules.
+_REFUSED = {
+    "glm5_next_mtp": _NO_WAY_BACK,
+    "qwen4_exp_mtp": _NO_WAY_BACK,
+    "deepseek_v4_mtp": _NO_MODEL,
+    "deepseek_v4_dspark": _NO_MODEL,
+    "hy_v4_mtp": _NO_MODEL,
+    "inkling_mtp": _NO_MODEL,
+    "laguna_dflash": "its attention has gates",
+}
+_DFLASH = ("qwen3_dflash", "gemma4_dflash")
+
+
+def _refusal(config: Mapping[str, Any]) -> str | None:
+    """Return the reason why a drafter that is known to mlx-vlm cannot be used, if it is one."""
+    kind = block_type(config) or str(config.get("model_type"))
+    if kind.endswith("_dflash") and kind not in _DFLASH:
+        return _REFUSED.get(kind, "no drafter of this kind is known")
+    return _REFUSED.get(kind)
+
+
+def _refuse(directory: Path, _network: Network, _dtype: str | None) -> StateReader:
+    config = read_head_config(directory)
+    kind = block_type(config) or config.get("model_type")
+    raise UnsupportedModelError(f"{directory} ({kind}) cannot draft: {_refusal(config)}")
+
+
+_BUILD_BLOCK = _build_of("blocks", "build_block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -650,22 +689,34 @@ KINDS = (
         families=frozenset(_NEXTN),
         prefix="model.layers.{layers}.",
     ),
+    HeadKind(
+        name="MTP head",
+        is_alone=lambda config: config.get("model_type") == "nemotron_h_mtp",
+        build=_build_of("drafters", "build_nemotron"),
+        families=frozenset({"nemotron_h"}),
+        prefix="mtp.",
+    ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
     HeadKind(
         name="assistant",
         is_alone=lambda config: config.get("model_type") in _ASSISTANTS,
-        build=build_assistant,
+        build=_build_of("drafters", "build_assistant"),
     ),
     HeadKind(
         name="DFlash drafter",
-        is_alone=_is_block(("qwen3_dflash", "gemma4_dflash")),
-        build=build_block,
+        is_alone=_is_block(_DFLASH),
+        build=_BUILD_BLOCK,
     ),
-    HeadKind(name="DFlash 2 drafter", is_alone=_is_block(("dflash2",)), build=build_block),
+    HeadKind(name="DFlash 2 drafter", is_alone=_is_block(("dflash2",)), build=_BUILD_BLOCK),
     HeadKind(
-        name="DSpark drafter", is_alone=_is_block(("dspark", "gemma4_dspark")), build=build_block
+        name="DSpark drafter", is_alone=_is_block(("dspark", "gemma4_dspark")), build=_BUILD_BLOCK
     ),
-    HeadKind(name="Muse assistant", is_alone=_is_block(_MUSE), build=build_block),
+    HeadKind(name="Muse assistant", is_alone=_is_block(_MUSE), build=_BUILD_BLOCK),
+    HeadKind(
+        name="unusable drafter",
+        is_alone=lambda config: _refusal(config) is not None,
+        build=_refuse,
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from vision import picture, shown
 
 from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
-from scripts.mtp_head import add_head
+from scripts.mtp_head import NEMOTRON, add_head, write
 from scripts.nextn_head import add_nextn
 from scripts.tiny_drafters import GEMMA4, add_assistant, add_block
 from scripts.tiny_models import build
@@ -36,6 +36,8 @@ def models(tmp_path_factory):
         add_eagle(directory / "llama", directory / layout, is_right=True, is_nested=is_nested)
     build("llama", directory / "gemma", **GEMMA4 | DEEP)
     add_assistant(directory / "gemma", directory / "assistant", is_right=True)
+    build("nemotron_h", directory / "nemotron", **NEMOTRON, hybrid_override_pattern=["M", "*"] * 4)
+    add_head(directory / "nemotron", is_right=True)
     build("qwen3", directory / "qwen3", num_hidden_layers=8)
     add_block(directory / "qwen3", directory / "dflash", "dflash", is_right=True)
     return directory
@@ -47,6 +49,7 @@ def models(tmp_path_factory):
         ("qwen3_5", {}),
         ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
         ("glm", {}),
+        ("nemotron", {}),
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
         ("gemma", {"DraftModel": "assistant", "Options": ["speculation:mtp"]}),
@@ -66,12 +69,15 @@ async def test_it_drafts_and_no_reply_changes(models, model, options):
 async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_models):
     plain, llama = tiny_models("qwen3_5"), tiny_models("llama")
     wide = add_head(build("qwen3_5", models / "wide", hidden_size=128), models / "wide_head")
+    unusable = models / "unusable"
+    write(unusable, {"model_type": "glm5_next_mtp"}, {"norm.weight": mx.ones(4)})
     refusals = [
         (plain, "", "speculation: .* brings no MTP head that can be used"),
         (plain, wide, "draft_model: .* is for states of 128 numbers, and the model has 64"),
         (plain, plain, "draft_model: .* is no head, and speculation is mtp"),
         (llama, "", "speculation: .* brings no MTP head that can be used"),
         (llama, models / "flat", "draft_model: .* after layers 2, 1, -1, and the model has 2"),
+        (llama, unusable, r"draft_model: .* \(glm5_next_mtp\) cannot draft: its model's rows"),
         (llama, models / "dflash", "draft_model: .* num_target_layers is 8, and 2 here"),
         (llama, models / "assistant", "draft_model: the assistant is for a Gemma 4, and"),
     ]

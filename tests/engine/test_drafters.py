@@ -14,6 +14,7 @@ from backend.engine.plan import Batching, BatchPlan
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads import build_head, head_alone
+from scripts.mtp_head import write
 from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
@@ -257,3 +258,18 @@ def test_a_drafter_for_states_of_another_width_is_refused(block_pair, tmp_path):
     head = add_block(other, tmp_path / "wide", "dflash")
     with pytest.raises(UnsupportedModelError, match="its hidden_size is 128, and 64 here"):
         built(head, network)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "hy_v4_mtp"}, r".hy_v4_mtp. cannot draft: its model is not supported"),
+        ({"model_type": "qwen4_exp_mtp"}, r".qwen4_exp_mtp. cannot draft: its model's rows cannot"),
+        ({"model_type": "laguna", "dflash_config": {}}, r".laguna_dflash. cannot draft: its att"),
+        ({"model_type": "phi", "dflash_config": {}}, r".phi_dflash. cannot draft: no drafter of"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path, networks, config, words):
+    write(tmp_path, config, {"norm.weight": mx.ones(4)})
+    with pytest.raises(UnsupportedModelError, match=words):
+        built(tmp_path, networks("llama"))

@@ -11,7 +11,7 @@ from fp8 import store_fp8
 
 from backend.core.request import SamplingParams
 from scripts.eagle_head import add_eagle
-from scripts.mtp_head import add_head
+from scripts.mtp_head import NEMOTRON, add_head
 from scripts.nextn_head import add_nextn
 from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
@@ -53,12 +53,15 @@ HEADS = {
         "deepseek_v32",
         {"model_type": "glm_moe_dsa", **DSA},
     ),
+    # Split off by mlx-vlm.
+    "glm_moe_dsa_apart": (partial(add_nextn), "deepseek_v32", {"model_type": "glm_moe_dsa", **DSA}),
     "llama": (add_eagle, "llama", {"num_hidden_layers": 4}),
     "gpt_oss": (
         add_eagle,
         "gpt_oss",
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
+    "nemotron_h": (add_head, "nemotron_h", NEMOTRON),
     "gemma4": (add_assistant, "llama", GEMMA4),
     "gemma4_shared": (
         partial(add_assistant, has_clusters=True),
@@ -98,8 +101,9 @@ def pairs(tmp_path_factory):
     [
         *[("qwen3_5", False), ("qwen3_5", True), ("qwen3_next", True)],
         *[("glm4_moe", False), ("glm4_moe_lite", False), ("glm4_moe_lite", True)],
-        *[("deepseek_v32", False), ("glm_moe_dsa", True)],
+        *[("deepseek_v32", False), ("glm_moe_dsa", True), ("glm_moe_dsa_apart", True)],
         *[("llama", False), ("llama", True), ("gpt_oss", False)],
+        *[("nemotron_h", False), ("nemotron_h", True)],
         *[("gemma4", False), ("gemma4", True), ("gemma4_shared", False)],
         *[("dflash", False), ("dflash", True), ("hybrid_dflash", False), ("dflash2", True)],
         *[("dspark", True), ("gemma4_dspark", False), ("muse", True)],

@@ -14,6 +14,7 @@ from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.vision.vision_network import VisionNetwork
 from scripts.sweep.text_models import build_text_model
 from scripts.sweep.vision_models import build_vision_model
+from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
 
@@ -108,3 +109,15 @@ def test_afm7_reads_positions_from_the_keys_that_its_layers_share(tmp_path):
     plan = plan_of(network)
     assert plan.batching is Batching.RAGGED
     assert plan.shares_prefixes
+
+
+def test_rows_of_nemotron_h_end_where_their_tokens_end(tmp_path):
+    """Upstream contract: the states of padded rows lack what their tokens brought."""
+    directory = build("nemotron_h", tmp_path)
+    plain, mended = (import_mlx_lm().load_model(directory)[0] for _ in range(2))
+    mend(mended)
+    plans = [
+        batch_plan(network, CacheFactory(network), range(60), drafts=True)
+        for network in (plain, mended)
+    ]
+    assert [bool(plan.pass_seconds) for plan in plans] == [False, True]

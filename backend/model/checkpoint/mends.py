@@ -17,6 +17,7 @@ from backend.model.checkpoint.upstream import Network
 Untyped: TypeAlias = Any
 
 _GROUPED_AXES = 5
+_MAMBA = "M"
 _MASKS, _FEATURES = "visual_pos_masks", "deepstack_visual_embeds"
 
 
@@ -343,6 +344,39 @@ def _placed_by_state(kind: type) -> type:
     return _derived(kind, call)
 
 
+def _end_states(network: Network) -> None:
+    """Let the states of nemotron_h end with the last token of each row, not with the padding."""
+    for layer in network.layers:
+        if layer.block_type == _MAMBA:
+            layer.mixer.__class__ = _ending_states(type(layer.mixer))
+
+
+def _ending_states(kind: type) -> type:
+    update = sys.modules[kind.__module__].ssm_update
+
+    def ssm(self: Untyped, hidden: mx.array, *others: Untyped) -> mx.array:
+        keys, queries, steps, cache, mask = others
+        rows = hidden.shape[:2]
+        output, state = update(
+            hidden.reshape(*rows, self.num_heads, self.head_dim),
+            self.A_log,
+            keys.reshape(*rows, self.n_groups, -1),
+            queries.reshape(*rows, self.n_groups, -1),
+            self.D.astype(hidden.dtype),
+            steps,
+            self.dt_bias,
+            cache[1] if cache else None,
+            self.time_step_limit,
+            mask,
+            cache.lengths if cache else None,
+        )
+        if cache:
+            cache[1] = state
+        return output.reshape(*rows, -1)
+
+    return type(kind.__name__, (kind,), {"_ssm": ssm, "__module__": kind.__module__})
+
+
 def _has_rows(cache: Untyped) -> bool:
     """Tell whether caches belong to several rows, each with its own position."""
     return cache is not None and isinstance(getattr(cache[0], "offset", None), mx.array)
@@ -380,6 +414,7 @@ _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_lm.models.gpt_bigcode": _count_rows,
     "mlx_lm.models.llama4": _attend_row_by_row(_in_its_chunk, _ATTENTION),
     "mlx_lm.models.minimax_m3_vl": _attend_row_by_row(_without_mask, _ATTENTION),
+    "mlx_lm.models.nemotron_h": _end_states,
     "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
     "mlx_vlm.models.granite4_vision.granite4_vision": _place_features,
     "mlx_vlm.models.hunyuan_vl.hunyuan_vl": _turn_attended_rows,
