@@ -141,14 +141,16 @@ def bfloat16_model(shared_directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def networks(tiny_models: TinyModels) -> Callable[[str], Any]:
-    """Load a tiny network of a family, once."""
+    """Load a tiny network of a family, mended as any load does, once."""
     loaded: dict[str, Any] = {}
 
     def network(family: str) -> Any:
         if family not in loaded:
+            from backend.model.checkpoint.mends import mend
             from backend.model.checkpoint.upstream import import_mlx_lm
 
             loaded[family] = import_mlx_lm().load_model(tiny_models(family))[0]
+            mend(loaded[family])
         return loaded[family]
 
     return network

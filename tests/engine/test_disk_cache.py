@@ -21,7 +21,7 @@ NEW = prompt_of(40, salt=3)
 
 def driver_for(networks, family, directory, **tuning):
     tuning = {"cache_dir": str(directory), **tuning} if directory else tuning
-    return Driver(networks(family), batches=family != "llama4", **tuning)
+    return Driver(networks(family), **tuning)
 
 
 def restarted(networks, family, directory, **tuning):

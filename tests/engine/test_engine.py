@@ -80,11 +80,11 @@ async def test_the_card_tells_where_prefixes_can_be_taken_up(engine, tiny_models
     assert (await engine.load(options(tiny_models(family)))).reuse is reuse
 
 
-async def test_llama4_is_served_one_at_a_time(engine, tiny_models, capfd):
+async def test_the_log_says_that_attention_runs_row_by_row(engine, tiny_models, capfd):
     card = await engine.load(options(tiny_models("llama4")))
-    assert not card.batches
+    assert card.batches
     # A thread of the engine process writes it.
-    await Stderr(capfd).holds("ChunkedKVCache")
+    await Stderr(capfd).holds("row by row: ChunkedKVCache")
     requests = [make_request(str(i), prompt_of(5, i), max_tokens=3) for i in range(3)]
     results = await asyncio.gather(*(collect(engine, request) for request in requests))
     assert [len(events) for events in results] == [4, 4, 4]

@@ -42,7 +42,7 @@ def test_one_request_gives_the_tokens_of_mlx_lm(networks, family):
     assert outcome.finish is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"llama4"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(networks, family):
     network = networks(family)
     rng = random.Random(5)
@@ -63,7 +63,7 @@ def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(netw
 
 
 def test_a_model_that_cannot_be_batched_serves_one_after_another(networks):
-    network = networks("llama4")
+    network = networks("llama")
     requests = [make_request(f"r{i}", prompt_of(9 + i, i), max_tokens=5) for i in range(3)]
     outcomes = Driver(network, batches=False).run(*requests)
     for request, outcome in zip(requests, outcomes, strict=True):

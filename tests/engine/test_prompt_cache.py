@@ -15,7 +15,6 @@ pytestmark = pytest.mark.mlx
 
 CUTTABLE = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32"]
 STATEFUL = ["qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "granitemoehybrid", "llama4"]
-ALONE = {"llama4"}
 SEEDED = SamplingParams(temperature=1.0, seed=7)
 BASE = prompt_of(150)
 NEW = prompt_of(60, salt=3)
@@ -26,7 +25,7 @@ def is_of_tokens(value):
 
 
 def driver_for(networks, family, **tuning):
-    return Driver(networks(family), batches=family not in ALONE, **tuning)
+    return Driver(networks(family), **tuning)
 
 
 def cold(networks, family, *requests):

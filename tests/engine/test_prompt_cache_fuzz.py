@@ -9,7 +9,7 @@ from engine_driver import VOCAB, Driver, make_request
 from exact_network import ExactNetwork
 from wrapped_network import WrappedNetwork
 
-from backend.cache import layers
+from backend.cache import layout
 from backend.core.metric_table import nested
 from backend.core.request import Remembered, SamplingParams
 from backend.engine.rows.pacing import ChunkLimit, PrefillPace
@@ -22,7 +22,6 @@ MIXTURES = [
     *(("kv",), ("window",), ("pair",), ("state",)),
     *(("window", "kv"), ("kv", "state"), ("state", "window", "pair")),
 ]
-ALONE = {"llama4"}
 FAILURE_RATES = (0.0, 0.003, 0.03)
 ERRORS = (GenerationFailedError, RequestCancelledError, type(None))
 MAX_TURNS = 20_000
@@ -67,14 +66,13 @@ class RandomPacer:
 class Storm:
     """Random requests on one session, all from one seed."""
 
-    def __init__(self, network, seed, *, batches=True, longest_prompt=90):
+    def __init__(self, network, seed, *, longest_prompt=90):
         self.rng = random.Random(seed)
         self.network = network
         self.longest_prompt = longest_prompt
         self.requests = {}
         self.driver = Driver(
             Sabotaged(network, self.rng),
-            batches=batches,
             max_slots=self.rng.choice([1, 2, 4, 16]),
             max_cache_bytes=int(10 ** self.rng.uniform(2, 6.5)),
         )
@@ -195,7 +193,7 @@ def cold(network, requests):
 @pytest.fixture(autouse=True, params=[1, 8, 512])
 def shortest_reference(request, monkeypatch):
     """Let rows use stored prefixes in place from so many tokens to a node on."""
-    monkeypatch.setattr(layers, "MIN_REFERENCE_TOKENS", request.param)
+    monkeypatch.setattr(layout, "MIN_REFERENCE_TOKENS", request.param)
 
 
 @pytest.mark.parametrize("seed", range(1))
@@ -208,6 +206,6 @@ def test_a_storm_changes_no_token(mixture, seed):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_storm_changes_no_token_of_a_real_network(networks, family):
-    storm = Storm(networks(family), family, batches=family not in ALONE, longest_prompt=70)
+    storm = Storm(networks(family), family, longest_prompt=70)
     storm.blow(12)
     storm.check()

@@ -4,7 +4,7 @@ import pytest
 from engine_driver import Driver, make_request, prompt_of, room_for
 from wrapped_network import WrappedNetwork
 
-from backend.cache import layers
+from backend.cache import layout
 from backend.cache.kv import RowKV
 from backend.cache.radix import TokenKey
 from backend.core.request import CacheHint
@@ -18,7 +18,7 @@ PREFIX = prompt_of(90)
 
 @pytest.fixture(autouse=True)
 def _short_references(monkeypatch):
-    monkeypatch.setattr(layers, "MIN_REFERENCE_TOKENS", 8)
+    monkeypatch.setattr(layout, "MIN_REFERENCE_TOKENS", 8)
 
 
 def referring(caches):
