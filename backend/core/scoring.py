@@ -1,7 +1,5 @@
 """Calls that generate nothing, their requests to the engine, and their results."""
 
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,11 +53,6 @@ class Embedding(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
     dim: int
     is_pooled: bool
     prompt_tokens: int
-
-    @property
-    def values(self) -> Sequence[float]:
-        """The vectors, concatenated."""
-        return array("f", self.data)
 
 
 class EmbeddingRequest(

@@ -199,6 +199,15 @@ def increment_reply(increment: Increment) -> pb.Reply:
     return _reply(deltas, increment.usage, increment.finish)
 
 
+async def token_response(token_ids: Sequence[int]) -> pb.TokenizationResponse:
+    """Return the answer with all ids; a million at once would hold up the event loop."""
+    response = pb.TokenizationResponse(length=len(token_ids))
+    for start in range(0, len(token_ids), IDS_PER_TURN):
+        response.tokens.extend(token_ids[start : start + IDS_PER_TURN])
+        await asyncio.sleep(0)
+    return response
+
+
 def completion_reply(completion: Completion) -> pb.Reply:
     """Return the reply for a whole completion: one delta per channel, the calls together."""
     calls = [
@@ -245,6 +254,9 @@ def _chat_delta(delta: Delta) -> pb.ChatDelta:
 
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
+
+# Ids written to an answer before others have their turn.
+IDS_PER_TURN = 2**14
 
 log = logging.getLogger(__name__)
 
@@ -334,7 +346,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         """Answer with the ids of a text, or of a rendered conversation."""
         model = await self._model(request)
         token_ids = await tokenize(await self._call(prompt_part(request), model), model)
-        return pb.TokenizationResponse(length=len(token_ids), tokens=token_ids)
+        return await token_response(token_ids)
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, _context: Context

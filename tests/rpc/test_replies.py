@@ -1,5 +1,10 @@
+import asyncio
 import json
+from array import array
 
+import pytest
+
+from backend.core.scoring import Embedding
 from backend.core.step import (
     ContentDelta,
     Finish,
@@ -12,7 +17,13 @@ from backend.core.step import (
 )
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
-from backend.rpc.servicer import completion_reply, increment_reply
+from backend.rpc.parsing.scoring_fields import embedding_result
+from backend.rpc.servicer import (
+    IDS_PER_TURN,
+    completion_reply,
+    increment_reply,
+    token_response,
+)
 
 USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, prefill_ms=1.5, decode_ms=2.5)
 STOP = Finish(FinishReason.STOP)
@@ -86,3 +97,39 @@ def test_logprobs_are_sent_once_at_the_end():
 
 def test_without_logprobs_there_is_no_json():
     assert increment_reply(increment(finish=STOP)).logprobs == b""
+
+
+async def test_others_have_their_turns_while_many_ids_are_written():
+    turns = 0
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def write():
+        nonlocal turns
+        turns = 0
+        return await token_response(range(8 * IDS_PER_TURN + 1))
+
+    async with asyncio.TaskGroup() as group:
+        others = group.create_task(take_turns())
+        reply = await group.create_task(write())
+        others.cancel()
+    assert list(reply.tokens) == list(range(8 * IDS_PER_TURN + 1))
+    assert reply.length == len(reply.tokens)
+    assert turns >= 8
+
+
+@pytest.mark.parametrize(("dim", "vectors"), [(3, 1), (31, 1), (32, 1), (33, 1), (128, 130)])
+def test_an_embedding_is_answered_float_by_float_whatever_its_size(dim, vectors):
+    floats = array("f", [number / 7 - 3 for number in range(dim * vectors)])
+    result = embedding_result(
+        Embedding(data=floats.tobytes(), dim=dim, is_pooled=vectors == 1, prompt_tokens=5)
+    )
+    assert array("f", result.embeddings) == floats
+    assert (result.tokens, result.dim, result.prompt_tokens) == (vectors, dim, 5)
+    assert result.layout == (
+        pb.EMBEDDING_LAYOUT_FINAL if vectors == 1 else pb.EMBEDDING_LAYOUT_PER_TOKEN
+    )
