@@ -97,6 +97,18 @@ _EXTRACTOR: Mapping[str, Any] = {
         "min_pool_per_query": 4,
     },
 }
+_DECIDER: Mapping[str, Any] = {
+    "model_type": "laya",
+    "architectures": ["LayaModel"],
+    "head_layers": 1,
+    "encoder_config": {**_COMMON, **TYPES["modernbert"], "model_type": "modernbert"},
+    "decision_config": {
+        "max_len": 2 * POSITIONS,
+        "head_max_len": POSITIONS,
+        "temperature": [0.7, 1.5, "none"],
+        "temperature_by_options": {"choice:3-5": 9.0, "score:2": 0.8},
+    },
+}
 _EXTRACTOR_MARKS = (
     *("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
     *("[SEP_TEXT]", "[P]", "[E]", "[L]", "[DESCRIPTION]"),
@@ -175,6 +187,37 @@ def build_extractor(directory: Path) -> Path:
     weights = {_published(name): weight for name, weight in _drawn(network).items()}
     mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
     return directory
+
+
+def build_decider(directory: Path) -> Path:
+    """Write a tiny Laya, its head named as in torch."""
+    directory.mkdir(parents=True, exist_ok=True)
+    inner = {
+        **_DECIDER["encoder_config"],
+        "vocab_size": _write_tokenizer(directory, is_roberta=False),
+    }
+    config = {**_DECIDER, "encoder_config": inner}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    module = importlib.import_module("mlx_vlm.models.laya")
+    network = module.Model(module.ModelConfig.from_dict(config))
+    weights = dict(_packed(_drawn(network)))
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
+    return directory
+
+
+def _packed(weights: Mapping[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
+    """Yield weights as torch names them: projections of attention in one, sequences by index."""
+    for name, weight in weights.items():
+        if ".query_proj." in name:
+            parts = [name.replace("query", part) for part in ("query", "key", "value")]
+            packed = name.replace(".attention.query_proj.", ".self_attn.in_proj_")
+            yield packed, mx.concatenate([weights[part] for part in parts])
+        elif name.startswith("head.") and ".attention.out_proj." in name:
+            yield name.replace(".attention.", ".self_attn."), weight
+        elif name.startswith(("scorer.", "act_head.")):
+            yield name.replace(".layers.", ".", 1), weight
+        elif ".key_proj." not in name and ".value_proj." not in name:
+            yield name, weight
 
 
 def _published(name: str) -> str:
@@ -271,6 +314,7 @@ def _write_tokenizer(directory: Path, *, is_roberta: bool) -> int:
         "sep_token": end,
         "pad_token": padding,
         "unk_token": unknown,
+        "mask_token": special[-1],
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return len(words)

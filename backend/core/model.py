@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from backend.core.prompt import MediaKind
-from backend.core.scoring import EmbeddingProfile, RerankerKind, TagProfile
+from backend.core.scoring import DecisionProfile, EmbeddingProfile, RerankerKind, TagProfile
 
 
 class ModelKind(Enum):
@@ -16,6 +16,7 @@ class ModelKind(Enum):
     CROSS_ENCODER = "cross-encoder"
     TAGGER = "token classifier"
     EXTRACTOR = "entity extractor"
+    DECIDER = "decision model"
 
 
 class Reuse(Enum):
@@ -44,6 +45,7 @@ class ModelCard:
             the reason.
         single_media: Kinds limited to one per prompt, each with the reason.
         reranker: The reranker family that it belongs to, if any.
+        decisions: How it answers questions, if it is a decision model.
         tagging: How a token classifier finds entities.
         draft_model: Directory of its draft model; empty for none.
     """
@@ -66,5 +68,6 @@ class ModelCard:
     refused_media: Mapping[MediaKind, str] = field(default_factory=dict)
     single_media: Mapping[MediaKind, str] = field(default_factory=dict)
     kind: ModelKind = ModelKind.DECODER
+    decisions: DecisionProfile | None = None
     tagging: TagProfile = field(default_factory=TagProfile)
     draft_model: str = ""

@@ -1,5 +1,6 @@
 """Calls that generate nothing, their requests to the engine, and their results."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -189,6 +190,52 @@ class ExtractRequest(ComputeRequest[Spans], frozen=True, kw_only=True, tag=True,
     threshold: float
 
 
+class QuestionType(Enum):
+    """A kind of question: which option, which level of ascending ones, or whether it is so."""
+
+    CHOICE = "choice"
+    SCORE = "score"
+    BOOL = "bool"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionProfile:
+    """How a decision model answers.
+
+    Attributes:
+        question_tokens: Limit of a question with its options.
+        temperatures: Of the softmax over options, by type of question, or `type:options` for some
+            numbers of options.
+    """
+
+    question_tokens: int
+    temperatures: Mapping[str, float]
+
+    def temperature(self, question_type: QuestionType, options: str) -> float:
+        """Return the temperature for a number of options, as `temperatures` names it."""
+        own = self.temperatures[question_type.value]
+        return self.temperatures.get(f"{question_type.value}:{options}", own)
+
+
+class Decision(Struct, frozen=True, tag=True, array_like=True):
+    """The logits of the options of a question, and the probability that acting on it is right."""
+
+    logits: tuple[float, ...]
+    act: float
+
+
+class DecideRequest(ComputeRequest[Decision], frozen=True, kw_only=True, tag=True, array_like=True):
+    """A question with its options and a text, as token ids.
+
+    Attributes:
+        marks: Places of the masks before the options, at least two.
+    """
+
+    token_ids: tuple[int, ...]
+    marks: tuple[int, ...]
+    question_type: QuestionType
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCall:
     """A prompt and its possible continuations.
@@ -196,11 +243,13 @@ class ScoreCall:
     Attributes:
         stable_prefix_bytes: Bytes of the prompt, in UTF-8, that later calls will share; 0 if
             unknown.
+        question_type: `None` for continuations, which only a decision model does not score.
     """
 
     prompt: str
     candidates: tuple[str, ...]
     stable_prefix_bytes: int = 0
+    question_type: QuestionType | None = None
 
 
 class Scores(Struct, frozen=True, tag=True, array_like=True):

@@ -18,12 +18,15 @@ from backend.core.metric_table import zeros
 from backend.core.model import ModelCard, ModelKind
 from backend.core.scoring import (
     ClassifyRequest,
+    DecideRequest,
+    Decision,
     Embedding,
     EmbeddingRequest,
     ExtractRequest,
     Judgement,
     JudgeRequest,
     Labels,
+    QuestionType,
     Span,
     Spans,
     TokenPair,
@@ -53,6 +56,8 @@ from backend.model.loaded import RunnableModel
 Output: TypeAlias = Any
 
 
+# The order of a decision model's own numbers.
+_QUESTIONS = (QuestionType.CHOICE, QuestionType.SCORE, QuestionType.BOOL)
 # A label that is not in a text, with a higher probability.
 _ABSENT = 0.5
 
@@ -77,6 +82,9 @@ class Encoder:
         """Return the network's output for a text: hidden states, or logits."""
         if hasattr(self._network, "encode"):
             return self._encoded([token_ids])
+        if hasattr(self._network, "decision_types"):
+            inner: mx.array = self._network.encoder(mx.array([token_ids])).last_hidden_state
+            return inner
         output = self._run([token_ids], None)
         outputs: mx.array = getattr(output, "logits", None)
         return output.last_hidden_state if outputs is None else outputs
@@ -117,6 +125,25 @@ class Encoder:
         found = np.argwhere(kept & (probabilities >= request.threshold)).tolist()
         rows = ((label, *places[at].tolist(), probabilities[at, label]) for at, label in found)
         return Spans(tuple(Span(q, start, stop, float(p)) for q, start, stop, p in rows))
+
+    def decide(self, requests: Sequence[DecideRequest]) -> list[Decision | GenerationFailedError]:
+        """Return the logits of the options of questions in one pass."""
+        rows = [request.token_ids for request in requests]
+        logits, act = self._network(
+            padded(rows, self._pad_id),
+            padded([[1] * len(row) for row in rows]),
+            padded([request.marks for request in requests]),
+            padded([[1] * len(request.marks) for request in requests]).astype(mx.bool_),
+            mx.array([_QUESTIONS.index(request.question_type) for request in requests]),
+        )
+        acts: list[float] = mx.softmax(act.astype(mx.float32), axis=-1)[:, 0].tolist()
+        found = zip(logits.astype(mx.float32).tolist(), acts, requests, strict=True)
+        return [
+            Decision(tuple(each[: len(request.marks)]), act)
+            if all(map(isfinite, [*each, act]))
+            else no_numbers()
+            for each, act, request in found
+        ]
 
     def score_pairs(self, pairs: Sequence[TokenPair]) -> list[float | GenerationFailedError]:
         """Return the logits of pairs in one pass, or their errors."""
@@ -231,6 +258,8 @@ class EncoderLoop:
                 self._add(TextCall(number, (request,), lambda results: results[0]))
             case ExtractRequest(), ModelKind.EXTRACTOR:
                 self._add(TextCall(number, (request,), lambda results: results[0]))
+            case DecideRequest(), ModelKind.DECIDER:
+                self._add(TextCall(number, (request,), lambda results: results[0]))
             case JudgeRequest(), ModelKind.CROSS_ENCODER:
                 self._add(TextCall(number, request.pairs, lambda logits: Judgement(tuple(logits))))
             case _:
@@ -330,5 +359,7 @@ def _reader(encoder: Encoder, kind: ModelKind) -> Callable[..., Sequence[object]
             return encoder.classify
         case ModelKind.EXTRACTOR:
             return encoder.extract
+        case ModelKind.DECIDER:
+            return encoder.decide
         case _:
             return encoder.embed

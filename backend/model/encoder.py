@@ -5,6 +5,7 @@ mlx-vlm is optional; without it such a checkpoint is refused with an installatio
 
 import importlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.core.scoring import EmbeddingProfile, PathBiases, TagProfile
+from backend.core.scoring import DecisionProfile, EmbeddingProfile, PathBiases, TagProfile
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     CONFIG_NAME,
@@ -46,6 +47,10 @@ _ARCHITECTURES = {"BoundaryExtractor": "gliner2_5"}
 _INNER = "encoder_config"
 _CALIBRATION = "viterbi_calibration.json"
 _BIAS_PREFIX = "transition_bias_"
+# Questions of a decision model, in the order of its temperatures, and their names here.
+_TYPES = ("choice", "score", "noul")
+_TYPE_NAMES = dict(zip(_TYPES, ("choice", "score", "bool"), strict=True))
+_TEMPERATURES = (0.5, 5.0)
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +72,7 @@ class _Family:
         finds_path: Whether a text has the likeliest path of BIOES labels.
         length: Name of the setting with the context length, if it has a name of its own.
         marks: Tokens that the tokenizer must have.
+        roles: Kinds of special tokens that it must have.
         window: Name of the setting with the distance that attention of every layer looks ahead and
             back; empty if attention sees the whole text.
     """
@@ -77,6 +83,7 @@ class _Family:
     classes: Mapping[ModelKind, str] = field(default_factory=lambda: _TEXTS)
     length: str = ""
     marks: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
     finds_path: bool = False
     window: str = ""
 
@@ -107,6 +114,14 @@ _FAMILIES: Mapping[str, _Family] = {
         length="max_len",
         marks=("[SEP_TEXT]", "[P]", "[E]"),
     ),
+    # A ModernBERT that answers questions.
+    "laya": _Family(
+        "laya",
+        {"hidden_activation": "gelu"},
+        classes={ModelKind.DECIDER: "Model"},
+        length="decision_config.max_len",
+        roles=("cls", "sep", "mask"),
+    ),
     # A mixture of experts that finds private data.
     "openai_privacy_filter": _Family(
         "openai_privacy_filter",
@@ -118,9 +133,17 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 
 
+# Decision models, and why they are not served.
+_UNSERVED = {
+    "clef": "its network in mlx-vlm reads a single text in a pass",
+    "d1_omni": "only mlx-vlm's own code asks it, a call at a time",
+    "decider2": "only mlx-vlm's own code asks it, a call at a time",
+}
+
+
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint with this config.json is an encoder that can be loaded."""
-    return _family_name(config) in _FAMILIES
+    return _family_name(config) in (*_FAMILIES, *_UNSERVED)
 
 
 def _family_name(config: Mapping[str, Any]) -> str:
@@ -151,6 +174,10 @@ def load_encoder(
         renders: Whether this process needs the chat template.
     """
     name = _family_name(config)
+    if name in _UNSERVED:
+        raise UnsupportedModelError(
+            f"{name} is a decision model of a kind that is not served: {_UNSERVED[name]}"
+        )
     family, config = _FAMILIES[name], _whole(directory, config)
     _require_plain(options, family, config)
     kind = _kind(family, config)
@@ -176,6 +203,7 @@ def load_encoder(
         supports_thinking=False,
         embedding=profile,
         kind=kind,
+        decisions=_decisions(config) if kind is ModelKind.DECIDER else None,
         tagging=tagging,
     )
     make_room(size)
@@ -234,6 +262,32 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
         raise UnsupportedModelError(f"config.json: id2label has no label {error}") from None
 
 
+def _decisions(config: Mapping[str, Any]) -> DecisionProfile:
+    """Return how a decision model answers, with temperatures as mlx-vlm takes them."""
+    try:
+        settings = config["decision_config"]
+        named = {_TYPE_NAMES[name]: settings["temperature"][i] for i, name in enumerate(_TYPES)}
+        for name, value in (settings.get("temperature_by_options") or {}).items():
+            kind, colon, options = name.partition(":")
+            named[_TYPE_NAMES.get(kind, kind) + colon + options] = value
+        temperatures = {name: _temperature(value) for name, value in named.items()}
+        return DecisionProfile(
+            question_tokens=int(settings["head_max_len"]), temperatures=temperatures
+        )
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        problem = f"config.json: decision_config is not whole: {error!r}"
+        raise UnsupportedModelError(problem) from None
+
+
+def _temperature(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return 1.0
+    low, high = _TEMPERATURES
+    return min(high, max(low, number)) if math.isfinite(number) else 1.0
+
+
 def _require_bioes(labels: Sequence[str]) -> None:
     """Refuse labels among which some text has no path."""
     groups = {label.partition("-")[2] for label in labels if label != "O"}
@@ -266,7 +320,7 @@ def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, 
             raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")
 
 
-def _setting(config: Mapping[str, Any], key: str, default: object) -> object:
+def _setting(config: Mapping[str, Any], key: str, default: Any) -> Any:  # noqa: ANN401 - JSON
     name, _, rest = key.partition(".")
     value = config.get(name, {} if rest else default)
     return _setting(value, rest, default) if rest and isinstance(value, Mapping) else value
@@ -274,6 +328,9 @@ def _setting(config: Mapping[str, Any], key: str, default: object) -> object:
 
 def _require_marks(family: _Family, tokenizer: Tokenizer) -> None:
     if missing := [mark for mark in family.marks if tokenizer.token_id(mark) is None]:
+        raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
+    roles = [f"{role}_token" for role in family.roles]
+    if missing := [role for role in roles if getattr(tokenizer.hf, role) is None]:
         raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
 
 
@@ -284,6 +341,8 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
         return EmbeddingProfile(obstacle="the model is a token classifier: it finds entities")
     if kind is ModelKind.EXTRACTOR:
         return EmbeddingProfile(obstacle="the model is an entity extractor: it finds labels")
+    if kind is ModelKind.DECIDER:
+        return EmbeddingProfile(obstacle="the model is a decision model: it answers questions")
     profile = encoder_profile(directory)
     if profile.obstacle:
         raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")
@@ -328,7 +387,9 @@ def _context_length(
     options: ModelOptions, directory: Path, family: _Family, config: Mapping[str, Any]
 ) -> int | None:
     """Return the trained context length or the requested one, limited by the positions."""
-    positions = int(config[family.length]) if family.length else own_context_length(config)
+    positions = own_context_length(config)
+    if family.length:
+        positions = int(_setting(config, family.length, positions) or 0) or None
     if positions and family.counts_from_padding:
         positions -= int(config.get("pad_token_id", 1)) + 1
     path = directory / _SENTENCE_CONFIG

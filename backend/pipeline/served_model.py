@@ -197,6 +197,8 @@ def require_decoder(call: str, model: ServedModel) -> None:
             nature = "a token classifier: it finds entities"
         case ModelKind.EXTRACTOR:
             nature = "an entity extractor: it finds the labels of a call"
+        case ModelKind.DECIDER:
+            nature = "a decision model: it answers questions of Score"
         case _:
             assert_never(kind)
     raise UnsupportedError(f"{call}: {model.card.name} is {nature}")

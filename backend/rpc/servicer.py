@@ -39,6 +39,7 @@ from backend.output.collect import Collector, Completion, to_json
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
+from backend.pipeline.decisions import decide
 from backend.pipeline.entities import classify
 from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
 from backend.pipeline.scores import embed, rerank, score
@@ -52,6 +53,7 @@ from backend.rpc.parsing.load_options import model_options
 from backend.rpc.parsing.scoring_fields import (
     classify_call,
     classify_response,
+    decision_response,
     embedding_call,
     embedding_result,
     rerank_call,
@@ -381,9 +383,10 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
-        return score_response(
-            await score(score_call(request), await self._model(request), self._engine), request
-        )
+        call, model = score_call(request), await self._model(request)
+        if call.question_type or model.card.decisions:
+            return decision_response(await decide(call, model, self._engine), request)
+        return score_response(await score(call, model, self._engine), request)
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""

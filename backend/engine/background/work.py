@@ -22,6 +22,7 @@ from backend.config import MESSAGE_LIMIT_BYTES
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.core.scoring import (
     ClassifyRequest,
+    DecideRequest,
     Embedding,
     EmbeddingRequest,
     ExtractRequest,
@@ -460,6 +461,8 @@ class JobFactory:
                 return self._embedder.embed(number, request)
             case ClassifyRequest() | ExtractRequest():
                 return _refuse("TokenClassify: the loaded model is no token classifier")
+            case DecideRequest():
+                return _refuse("Score: the loaded model is no decision model")
             case JudgeRequest():
                 return _refuse("Rerank: the loaded model is no cross-encoder")
             case _:

@@ -22,6 +22,8 @@ from backend.core.prompt import MediaKind, PreparedMedium
 from backend.core.request import GenerationRequest
 from backend.core.scoring import (
     ClassifyRequest,
+    DecideRequest,
+    Decision,
     Embedding,
     EmbeddingRequest,
     ExtractRequest,
@@ -68,7 +70,12 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 BackgroundRequest: TypeAlias = (
-    EmbeddingRequest | ScoreRequest | JudgeRequest | ClassifyRequest | ExtractRequest
+    EmbeddingRequest
+    | ScoreRequest
+    | JudgeRequest
+    | ClassifyRequest
+    | ExtractRequest
+    | DecideRequest
 )
 """Background work."""
 
@@ -218,7 +225,7 @@ class Told(Struct, frozen=True, tag=True, array_like=True):
 
 
 Result: TypeAlias = (
-    Embedding | Scores | Judgement | Labels | Spans | PromptCacheListing | PreparedMedium
+    Embedding | Scores | Judgement | Labels | Spans | Decision | PromptCacheListing | PreparedMedium
 )
 
 

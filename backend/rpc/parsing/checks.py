@@ -38,14 +38,6 @@ def require_path(field: str, text: str) -> str:
     return text
 
 
-def refuse_unserved(request: Message, field: str, why: str) -> None:
-    """Refuse a request with a field that must not be ignored, in whatever type a host sends it."""
-    refuse_mistyped(request, field, why)
-    number = request.DESCRIPTOR.fields_by_name[field].number
-    if any(each.number == number for each, _ in request.ListFields()):
-        raise InvalidRequestError(field, why)
-
-
 def refuse_mistyped(request: Message, field: str, why: str = "is not text") -> None:
     """Refuse a request with a field in another type than that of its number."""
     number = request.DESCRIPTOR.fields_by_name[field].number

@@ -1,5 +1,6 @@
 """Requests for scores, ranks, vectors, labels and transcripts to calls, and results to answers."""
 
+import json
 import math
 import sys
 from array import array
@@ -19,6 +20,7 @@ from backend.core.scoring import (
     Embedding,
     EmbeddingCall,
     Entity,
+    QuestionType,
     Ranking,
     RerankCall,
     ScoreCall,
@@ -26,10 +28,10 @@ from backend.core.scoring import (
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
+from backend.pipeline.decisions import Verdict
 from backend.pipeline.transcribe import Transcript, TranscriptionCall
 from backend.rpc.parsing.checks import (
     refuse_mistyped,
-    refuse_unserved,
     require_at_most,
     require_name,
     require_path,
@@ -38,12 +40,17 @@ from backend.rpc.parsing.checks import (
 
 _EMBEDDINGS = pb.EmbeddingResult.EMBEDDINGS_FIELD_NUMBER
 _LENGTH_DELIMITED, _VARINT_BASE = 2, 128
+# As some models call a question of yes or no.
+_OTHER_NAMES = {"noul": "bool"}
 
 
 def score_call(request: pb.ScoreRequest) -> ScoreCall:
     """Return the call."""
-    refuse_unserved(request, "question_type", "is not served: candidates are scored as plain text")
-    _require_texts("candidates", request.candidates)
+    question_type = _question_type(request)
+    if question_type is not QuestionType.BOOL or request.candidates:
+        _require_texts("candidates", request.candidates)
+    if question_type is not None and not request.prompt:
+        raise InvalidRequestError("prompt", "is empty")
     for i, candidate in enumerate(request.candidates):
         if not candidate:
             raise InvalidRequestError(f"candidates[{i}]", "is empty")
@@ -51,7 +58,25 @@ def score_call(request: pb.ScoreRequest) -> ScoreCall:
         prompt=request.prompt,
         candidates=tuple(request.candidates),
         stable_prefix_bytes=max(request.stable_prefix_len, 0),
+        question_type=question_type,
     )
+
+
+def _question_type(request: pb.ScoreRequest) -> QuestionType | None:
+    refuse_mistyped(request, "question_type")
+    name = _OTHER_NAMES.get(request.question_type, request.question_type)
+    if not name:
+        return None
+    if name not in (known := [each.value for each in QuestionType]):
+        raise InvalidRequestError("question_type", f"must be one of {', '.join(known)}")
+    return QuestionType(name)
+
+
+def decision_response(verdict: Verdict, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    """Return the log-probabilities of the options of a question, and the answer as JSON."""
+    response = score_response(verdict.candidates, request)
+    response.response_json = json.dumps(verdict.answer, ensure_ascii=False)
+    return response
 
 
 def score_response(

@@ -1,0 +1,168 @@
+"""Score with questions, on a tiny Laya with random weights, against mlx-vlm's own answers."""
+
+import asyncio
+import json
+import math
+import shutil
+
+import grpc
+import pytest
+from serving import code_of, served
+from transformers import AutoTokenizer
+
+from backend.pb import backend_pb2 as pb
+from scripts.tiny_encoders import POSITIONS, build_decider
+
+pytestmark = pytest.mark.mlx
+CODE = grpc.StatusCode
+ASKED = "Bä be ki? "
+STATE = "ba bo ki [MASK] ne, me! "
+CALLS = [
+    ("choice", ["ba", "ki ne"], STATE),
+    ("choice", ["ba", "bö", "du: da de", "x"], STATE * 3),
+    ("score", ["ba", "ba"], "ku"),
+    ("score", ["no", "la li", "so", "3"], STATE * 2),
+    ("bool", [], STATE),
+    ("noul", ["true", "false"], "ki 3 "),
+]
+# Probabilities are rounded to four digits.
+TOLERANCE = 1.01e-4
+
+
+@pytest.fixture(scope="module")
+def decider(tmp_path_factory):
+    return build_decider(tmp_path_factory.mktemp("decider"))
+
+
+@pytest.fixture(scope="module")
+def alone(decider):
+    """The answer of mlx-vlm to a question by itself."""
+    from mlx_vlm.decision import predict
+    from mlx_vlm.utils import load_model
+
+    network, tokenizer = load_model(decider), AutoTokenizer.from_pretrained(decider)
+
+    def answer(kind, options, state):
+        question = {"type": kind, "instructions": ASKED}
+        if kind in ("choice", "score"):
+            question["criteria"] = options
+        return predict(network, tokenizer, state, {"q": question})["answers"]["q"]
+
+    return answer
+
+
+async def ask(backend, kind, options, state, **fields):
+    request = pb.ScoreRequest(
+        prompt=ASKED + state,
+        candidates=options,
+        stable_prefix_len=len(ASKED.encode()),
+        question_type=kind,
+        **fields,
+    )
+    return await backend.stub.Score(request)
+
+
+def _flat(value, path=()):
+    """Return the leaves of an object by their paths."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {
+        inner: leaf
+        for key, each in value.items()
+        for inner, leaf in _flat(each, (*path, key)).items()
+    }
+
+
+def require_equal(response, options, wanted):
+    """Compare an answer, and the probabilities of its candidates."""
+    found, wanted = (_flat(each) for each in (json.loads(response.response_json), wanted))
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        is_number = isinstance(value, float)
+        assert found[key] == (pytest.approx(value, abs=TOLERANCE) if is_number else value), key
+    if wanted["type",] == "bool":
+        true = wanted["probability",]
+        chances = [true if each == "true" else 1 - true for each in options or ["false", "true"]]
+    else:
+        chances = [each for path, each in wanted.items() if path[0] == "probabilities"]
+    given = [math.exp(each.log_prob) for each in response.candidates]
+    assert given == pytest.approx(chances, abs=TOLERANCE)
+    assert [each.num_tokens for each in response.candidates] == [1] * len(chances)
+
+
+async def test_answers_are_those_of_the_library_alone_and_in_company(shared, decider, alone):
+    async with shared(decider) as backend:
+        single = [await ask(backend, *call) for call in CALLS]
+        together = await asyncio.gather(*(ask(backend, *call) for call in CALLS * 4))
+    for call, response in zip(CALLS, single, strict=True):
+        require_equal(response, call[1], alone(*call))
+    for call, response in zip(CALLS * 4, together, strict=True):
+        require_equal(response, call[1], alone(*call))
+
+
+async def test_details_name_each_option_as_one_token(shared, decider):
+    async with shared(decider) as backend:
+        response = await ask(backend, *CALLS[0], include_token_logprobs=True, length_normalize=True)
+    for option, scored in zip(CALLS[0][1], response.candidates, strict=True):
+        assert [each.token for each in scored.tokens] == [option]
+        assert scored.length_normalized_log_prob == scored.log_prob
+
+
+async def test_what_is_no_question_is_refused_by_its_field(shared, decider, tiny_models):
+    wrong = {
+        "question_type: is empty: this model answers choice, score, bool": ("", ["a", "b"], "ba"),
+        "question_type: must be one of choice, score, bool": ("multi_label", ["a", "b"], "ba"),
+        "candidates: is empty": ("choice", [], "ba"),
+        "candidates: holds 1 values, at least 2 are due": ("score", ["a"], "ba"),
+        "candidates: holds a value twice": ("choice", ["a", "a"], "ba"),
+        "candidates: of a bool question are none, or true and false": ("bool", ["no", "yes"], "ba"),
+        "candidates[1]: takes 60 tokens, at most 48 are read": ("choice", ["a", "ba " * 60], "ba"),
+        "candidates: take 128 tokens, at most 112 are read": (
+            "choice",
+            [f"{option} " * 31 for option in ("ba", "be", "bi", "bo")],
+            "ba",
+        ),
+        "prompt: ": ("choice", ["a", "b"], "ba " * 2 * POSITIONS),
+    }
+    async with shared(decider) as backend:
+        for problem, call in wrong.items():
+            code, details = await code_of(ask(backend, *call))
+            assert (code, details.startswith(problem)) == (CODE.INVALID_ARGUMENT, True), details
+        long = pb.ScoreRequest(
+            prompt="ba " * 120, stable_prefix_len=360, question_type="choice", candidates=["a", "b"]
+        )
+        code, details = await code_of(backend.stub.Score(long))
+        assert (code, "its question takes" in details) == (CODE.INVALID_ARGUMENT, True)
+        code, details = await code_of(backend.stub.Embedding(pb.PredictOptions(Embeddings="a")))
+        assert (code, "answers questions" in details) == (CODE.UNIMPLEMENTED, True)
+    async with shared(tiny_models("llama")) as backend:
+        code, details = await code_of(ask(backend, *CALLS[0]))
+    assert code is CODE.INVALID_ARGUMENT
+    assert details.startswith("question_type: is not served: this model scores candidates")
+
+
+async def test_a_long_text_is_cut_as_upstream_does_if_the_options_say_so(decider, alone):
+    async with served(decider, Options=["truncate:true"]) as backend:
+        call = ("choice", ["a", "b"], "ba ki du " * POSITIONS)
+        require_equal(await ask(backend, *call), call[1], alone(*call))
+
+
+@pytest.mark.parametrize("name", ["clef", "d1_omni", "decider2"])
+async def test_other_decision_models_are_refused_by_name(shared, decider, tmp_path, name):
+    copy = shutil.copytree(decider, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text("utf-8")) | {"model_type": name}
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    async with shared() as backend:
+        code, details = await code_of(backend.load(copy))
+    assert code is CODE.INVALID_ARGUMENT
+    assert details.startswith(f"{name} is a decision model of a kind that is not served: ")
+
+
+async def test_a_checkpoint_without_calibration_is_refused(shared, decider, tmp_path):
+    copy = shutil.copytree(decider, tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    del config["decision_config"]["temperature"]
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    async with shared() as backend:
+        code, details = await code_of(backend.load(copy))
+    assert (code, "decision_config is not whole" in details) == (CODE.INVALID_ARGUMENT, True)
