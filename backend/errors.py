@@ -58,8 +58,10 @@ class ContextLengthError(InvalidRequestError):
 class GrammarError(InvalidRequestError):
     """A grammar or a JSON schema is malformed, too large, or cannot be enforced."""
 
+    FIELD = "Grammar"
+
     def __init__(self, problem: str) -> None:
-        super().__init__("Grammar", problem)
+        super().__init__(self.FIELD, problem)
         self.problem = problem
 
 

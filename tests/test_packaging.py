@@ -10,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from common.openblas import find_openblas
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -85,6 +87,14 @@ def test_the_demo_needs_a_small_environment_and_the_tests_all(tmp_path, target, 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if " -e " in line]
     assert line.endswith(f"-c constraints.txt -e '{extras}'")
+
+
+@pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
+def test_an_installed_blas_is_seen_without_the_paths_of_root():
+    script = ["/bin/sh", ROOT / "scripts" / "install_blas.sh"]
+    path = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(script, env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ necessary to give the host's user the expected result.
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, Tool
+from backend.errors import GrammarError, InvalidRequestError
 from backend.model.checkpoint.config_file import DRAFTING, asks_for_several
 from backend.pb import backend_pb2 as pb
 
@@ -82,6 +84,18 @@ def ruling_text(request: pb.PredictOptions) -> str:
     """
     texts = (request.Metadata.get(SCHEMA_KEY, ""), request.Grammar)
     return next((text for text in texts if text.strip()), "")
+
+
+@contextmanager
+def ruling_named(request: pb.PredictOptions) -> Iterator[None]:
+    """Name the field of a rule that cannot be followed: the metadata's, if that holds it."""
+    try:
+        yield
+    except GrammarError as error:
+        if not request.Metadata.get(SCHEMA_KEY, "").strip():
+            raise
+        problem = str(error).removeprefix(f"{GrammarError.FIELD}: ")
+        raise InvalidRequestError(f'Metadata["{SCHEMA_KEY}"]', problem) from None
 
 
 def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:

@@ -45,7 +45,12 @@ from backend.pipeline.generate import detokenize, generate, tell_format, tokeniz
 from backend.pipeline.scores import embed, rerank, score
 from backend.pipeline.served_model import ComputeEngine, GenerationEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
-from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, unmet_wishes
+from backend.rpc.host_rules import (
+    AnswerlessReply,
+    is_load_for_jobs,
+    ruling_named,
+    unmet_wishes,
+)
 from backend.rpc.parsing.checks import require_at_most, require_path
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
 from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
@@ -324,23 +329,25 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def Predict(self, request: pb.PredictOptions, _context: Context) -> pb.Reply:
         """Answer with the fold of the stream."""
         collector = Collector()
-        async with aclosing(await self._increments(request)) as increments:
-            async for increment in increments:
-                collector.add(increment)
+        with ruling_named(request):
+            async with aclosing(await self._increments(request)) as increments:
+                async for increment in increments:
+                    collector.add(increment)
         reply = completion_reply(collector.completion)
         return AnswerlessReply(request.Tokens).settle(reply, is_last=True)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         """Send a reply for each increment that is not empty."""
         answerless = AnswerlessReply(request.Tokens)
-        async with aclosing(await self._increments(request)) as increments:
-            async for increment in increments:
-                is_last = increment.finish is not None
-                reply = increment_reply(increment)
-                if not answerless.has_answer:
-                    answerless.settle(reply, is_last=is_last)
-                if reply.chat_deltas or is_last:
-                    await context.write(reply)
+        with ruling_named(request):
+            async with aclosing(await self._increments(request)) as increments:
+                async for increment in increments:
+                    is_last = increment.finish is not None
+                    reply = increment_reply(increment)
+                    if not answerless.has_answer:
+                        answerless.settle(reply, is_last=is_last)
+                    if reply.chat_deltas or is_last:
+                        await context.write(reply)
 
     async def TokenizeString(
         self, request: pb.PredictOptions, _context: Context

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import grpc
 import pytest
@@ -269,6 +270,17 @@ async def test_a_grammar_that_cannot_be_followed_is_refused(shared, tiny_models,
         assert "Grammar" in details
         assert problem in details
         assert (await neighbour).tokens == 30
+
+
+async def test_a_schema_of_the_metadata_that_cannot_be_followed_is_named_as_such(
+    shared, tiny_models
+):
+    async with shared(tiny_models("llama")) as backend:
+        request = raw(Metadata={"json_schema": '{"type": "objekt"}'}, Grammar='root ::= "a"')
+        for answer in (backend.stub.Predict(request), stream(backend.stub, request)):
+            code, details = await code_of(answer)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert re.match(r'Metadata\["json_schema"\]: (?!Grammar).*objekt', details)
 
 
 async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(shared, tiny_models):
