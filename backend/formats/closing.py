@@ -13,6 +13,7 @@ refuse a value with a sequence in it that may end it.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from backend.formats.dialects import (
     ARGUMENTS,
@@ -56,11 +57,8 @@ class Limits:
 
     def found_in(self, text: str) -> str:
         """Return the first part of a text that it cannot contain, or an empty string."""
-        for sequences, form in ((self.inside, "{}"), (self.first, r"\A{}"), (self.last, r"{}\Z")):
-            for sequence in sequences:
-                if found := re.search(form.format(_regex(sequence)), text):
-                    return found[0]
-        return ""
+        found = (pattern.search(text) for pattern in _patterns(self))
+        return next((each[0] for each in found if each), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +182,17 @@ def _literal_char(char: str) -> str:
 def _regex(sequence: Template) -> str:
     return "".join(
         part.pattern if isinstance(part, Characters) else literal(str(part)) for part in sequence
+    )
+
+
+@lru_cache(maxsize=256)
+def _patterns(limits: Limits) -> tuple[re.Pattern[str], ...]:
+    """Return the patterns of all that a value cannot contain, in order."""
+    placed = ((limits.inside, "{}"), (limits.first, r"\A{}"), (limits.last, r"{}\Z"))
+    return tuple(
+        re.compile(form.format(_regex(sequence)))
+        for sequences, form in placed
+        for sequence in sequences
     )
 
 
