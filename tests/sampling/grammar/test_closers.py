@@ -1,4 +1,7 @@
-"""A value may contain its own closer: what a grammar lets a model write is read back exactly."""
+"""A value may contain its own closer: what a grammar lets a model write is read back exactly.
+
+More of it: `pytest tests/sampling/grammar/test_closers.py --hypothesis-profile=long`.
+"""
 
 import json
 import re
@@ -7,7 +10,7 @@ from random import Random
 
 import pytest
 from golden import named_calls, named_format, play, tool_format
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_replies import FORMATS, tool
 from tool_walks import TinyVocabulary, is_whole
@@ -129,6 +132,8 @@ WORDS = (
     "text:",
 )
 every_kind = pytest.mark.parametrize(("name", "has_tokens"), KINDS)
+# There are thirty of these: a third of what one alone would try is enough for each.
+several = settings(max_examples=settings.default.max_examples // 3)
 
 
 @cache
@@ -215,6 +220,7 @@ def texts(name):
 
 @pytest.mark.slow
 @every_kind
+@several
 @given(data=st.data())
 def test_what_the_grammar_allows_is_read_as_it_was_written(name, has_tokens, data):
     some = texts(name)
@@ -229,6 +235,7 @@ def test_what_the_grammar_allows_is_read_as_it_was_written(name, has_tokens, dat
 
 @pytest.mark.slow
 @every_kind
+@several
 @given(data=st.data())
 def test_the_grammar_refuses_what_readers_could_not_tell_apart_and_no_more(name, has_tokens, data):
     value = data.draw(texts(name))
@@ -302,6 +309,7 @@ def written_with_json(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IN_TAGS)
+@several
 @given(data=st.data())
 def test_strings_in_json_contain_any_tags(name, data):
     strings = st.dictionaries(texts(name), texts(name), min_size=1, max_size=3)
