@@ -273,3 +273,27 @@ def test_what_cannot_be_used_is_refused_with_the_reason(tmp_path, networks, conf
     write(tmp_path, config, {"norm.weight": mx.ones(4)})
     with pytest.raises(UnsupportedModelError, match=words):
         built(tmp_path, networks("llama"))
+
+
+@pytest.mark.parametrize("kind", ["assistant", "dflash", "dspark", "dflash2"])
+def test_a_quantised_drafter_writes_nearly_the_same(tmp_path, kind):
+    shape = GEMMA4 if kind == "assistant" else QWEN
+    model = build("llama", tmp_path / "model", **shape)
+    network = loaded(model)
+    if kind == "assistant":
+        add_assistant(model, tmp_path / "head", has_clusters=True)
+    else:
+        add_block(model, tmp_path / "head", kind)
+    exact = built(tmp_path / "head", network).probe(20)
+    config = json.loads((tmp_path / "head" / "config.json").read_text("utf-8"))
+    weights = mx.load(str(tmp_path / "head" / "model.safetensors"))
+    for name in [name for name in weights if "proj." in name or "embed_tokens" in name]:
+        parts = mx.quantize(weights[name], group_size=32, bits=8)
+        path = name.removesuffix("weight")
+        weights |= dict(zip((name, f"{path}scales", f"{path}biases"), parts, strict=True))
+    write(tmp_path / "packed", config | {"quantization": {"group_size": 32, "bits": 8}}, weights)
+    packed = built(tmp_path / "packed", network).probe(20)
+    assert packed.shape == exact.shape
+    either = mx.isinf(exact) | mx.isinf(packed)
+    gaps = mx.where(either, 0.0, mx.abs(exact - packed))
+    assert 0.0 < gaps.max().item() < 0.3
