@@ -140,6 +140,28 @@ async def test_labels_that_cannot_be_found_are_refused_by_number(shared, privacy
         assert (code, details) == (CODE.INVALID_ARGUMENT, "labels: is not text")
 
 
+async def test_a_quantised_checkpoint_finds_as_the_library_does(privacy_filter, tmp_path):
+    import mlx.core as mx
+    from mlx import nn
+    from mlx.utils import tree_flatten
+    from mlx_vlm.utils import load_model
+
+    small = shutil.copytree(privacy_filter, tmp_path / "small")
+    network = load_model(small)
+    nn.quantize(network, **(quantised := {"group_size": 32, "bits": 8}))
+    mx.save_safetensors(str(small / "model.safetensors"), dict(tree_flatten(network.parameters())))
+    config = json.loads((small / "config.json").read_text("utf-8")) | {"quantization": quantised}
+    (small / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    async with served(small) as backend:
+        answer = await classify(backend, TEXTS[0])
+    wanted = expected(small, TEXTS[0])
+    assert places(answer.entities) == [each[:3] for each in wanted]
+    assert [each.score for each in answer.entities] == pytest.approx(
+        [each[3] for each in wanted], abs=0.01
+    )
+    assert wanted != expected(privacy_filter, TEXTS[0])
+
+
 async def test_without_a_calibration_steps_have_no_bias(privacy_filter, tmp_path):
     bare = shutil.copytree(privacy_filter, tmp_path / "bare")
     (bare / "viterbi_calibration.json").unlink()
