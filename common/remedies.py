@@ -52,15 +52,20 @@ def vision_command() -> str:
     command = install_command("media")
     if command == CHECKOUT:
         return command
+    return f"{command} && {adding(distribution(DISTRIBUTION))}"
+
+
+def adding(ours: Distribution) -> str:
+    """Return the command that adds mlx-vlm alone, in its pinned version, to this environment."""
     pinned = next(
         (
             f"{needed.name}{needed.specifier}"
-            for text in distribution(DISTRIBUTION).requires or ()
+            for text in ours.requires or ()
             if (needed := Requirement(text)).name == _WITHOUT_DEPENDENCIES
         ),
         _WITHOUT_DEPENDENCIES,
     )
-    return f"{command} && {_installer(distribution(DISTRIBUTION))} --no-deps {pinned}"
+    return f"{_adder(ours)} --no-deps {pinned}"
 
 
 def mlx_command() -> str:
@@ -137,8 +142,11 @@ def _has(requirement: Requirement) -> bool:
 
 def _installer(ours: Distribution) -> str:
     """Return the tool that installed this project, ready for what to install."""
-    if is_uv_tool():
-        return "uv tool install --force"
+    return "uv tool install --force" if is_uv_tool() else _adder(ours)
+
+
+def _adder(ours: Distribution) -> str:
+    """Return the tool that adds a package to this environment; `uv tool` makes another."""
     python = shlex.quote(sys.executable)
     if (ours.read_text("INSTALLER") or "").strip() == "uv":
         return f"uv pip install --python {python}"

@@ -8,7 +8,7 @@ from urllib.parse import urlunsplit
 
 import pytest
 
-from common.remedies import command_of, present_extras, source_of
+from common.remedies import adding, command_of, present_extras, source_of
 
 WHEEL = {"url": "file:///srv/a%20dir/x-0.1.0.whl", "archive_info": {}}
 FOLDER, FILE = (urlunsplit(("https", "h", path, "", "")) for path in ("x", "x.whl"))
@@ -56,6 +56,7 @@ def test_the_tool_is_the_one_it_was_installed_with(installer, start):
     command = command_of(Installed(WHEEL, installer), "/srv/x.whl", ("cpu",))
     assert command.startswith(start)
     assert command.endswith("'/srv/x.whl[cpu]'")
+    assert adding(Installed(WHEEL, installer)).startswith(start)
 
 
 def test_an_extra_of_an_address_is_named_before_it():
@@ -63,14 +64,16 @@ def test_an_extra_of_an_address_is_named_before_it():
     assert command.endswith(f"'mlx-grpc-backend[cpu,media] @ {FILE}'")
 
 
-def test_a_tool_of_uv_is_made_anew_with_the_extras_that_it_has(tmp_path, monkeypatch):
+def test_a_tool_of_uv_is_made_anew_with_its_extras_and_added_to_in_its_place(tmp_path, monkeypatch):
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr("sys.prefix", str(tmp_path))
     lines = [
         *("Provides-Extra: there", "Provides-Extra: missing"),
+        'Requires-Dist: mlx-vlm==1.2; extra == "missing"',
         *('Requires-Dist: pytest; extra == "there"', 'Requires-Dist: nix; extra == "missing"'),
     ]
     ours = Installed(WHEEL, "uv", "\n".join(lines))
     assert present_extras(ours) == ["there"]
     command = command_of(ours, "/srv/x.whl", ("media",))
     assert command == "uv tool install --force '/srv/x.whl[media,there]'"
+    assert adding(ours) == f"uv pip install --python {sys.executable} --no-deps mlx-vlm==1.2"

@@ -93,6 +93,15 @@ def test_a_forecast_reads_no_weights(tiny_models):
     assert mx.get_active_memory() - before < foretold.card.weights_bytes / 10
 
 
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
+def test_a_model_with_towers_is_foretold_with_its_media(tiny_vision_models, family):
+    directory = tiny_vision_models(family)
+    foretold = forecast(options(directory), directory)
+    assert foretold.card == load(options(directory), directory).card
+    assert foretold.media_bytes > 0
+    assert not foretold.is_mixture
+
+
 def test_requests_fill_the_budget_and_go_no_further(tiny_models):
     directory = tiny_models("llama")
     foretold = replace(forecast(options(directory), directory), budget_bytes=10**7)

@@ -210,6 +210,11 @@ class VisionNetwork:
         """Return the weights as a tree."""
         return self.model.parameters()
 
+    def named_modules(self) -> list[tuple[str, Network]]:
+        """Return all modules of the model with their places."""
+        modules: list[tuple[str, Network]] = self.model.named_modules()
+        return modules
+
     def make_cache(self) -> Caches:
         """Return the empty caches of one sequence."""
         from mlx_vlm.models.cache import make_prompt_cache
