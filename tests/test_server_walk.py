@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from real_process import real_backend
+from real_process import read_until_written, real_backend
 from traced.sitecustomize import WANTED_REPLIES
 
 from backend.pb import backend_pb2 as pb
@@ -26,16 +26,15 @@ def walks(tmp_path_factory):
     """The calls from reply to reply of one stream, and those of its submit."""
     folder = tmp_path_factory.mktemp("traced")
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "support" / "traced")])
-    wanted = f"{folder / 'replies'}:{REPLIES}"
-    environment = os.environ | {"PYTHONPATH": path, WANTED_REPLIES: wanted}
+    file = folder / "replies"
+    environment = os.environ | {"PYTHONPATH": path, WANTED_REPLIES: f"{file}:{REPLIES}"}
     with real_backend(folder / "log", environment) as backend:
         backend.load(DEMO, Options=["check_at_load:true", "max_replies_per_s:0"])
         request = pb.PredictOptions(
             Prompt="Once upon a time there", Tokens=1500, IgnoreEOS=True, Temperature=1.0, Seed=3
         )
-        for _ in backend.stub.PredictStream(request, timeout=TIMEOUT_S):
-            pass
-        *replies, submit = json.loads((folder / "replies").read_text(encoding="utf-8"))
+        read_until_written(backend.stub.PredictStream(request, timeout=TIMEOUT_S), file)
+        *replies, submit = json.loads(file.read_text(encoding="utf-8"))
         return replies[SKIPPED:], submit
 
 

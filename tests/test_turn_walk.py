@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from real_process import real_backend
+from real_process import read_until_written, real_backend
 from traced.sitecustomize import WANTED
 
 from backend.pb import backend_pb2 as pb
@@ -28,15 +28,15 @@ def turns(tmp_path_factory):
     """The calls of turns that decode one stream, as lists of modules and functions."""
     folder = tmp_path_factory.mktemp("traced")
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "support" / "traced")])
-    environment = os.environ | {"PYTHONPATH": path, WANTED: f"{folder / 'turns'}:{TURNS}"}
+    file = folder / "turns"
+    environment = os.environ | {"PYTHONPATH": path, WANTED: f"{file}:{TURNS}"}
     with real_backend(folder / "log", environment) as backend:
         backend.load(DEMO, Options=["check_at_load:true", "max_replies_per_s:0"])
         request = pb.PredictOptions(
             Prompt="Once upon a time there", Tokens=600, IgnoreEOS=True, Temperature=1.0, Seed=3
         )
-        for _ in backend.stub.PredictStream(request, timeout=TIMEOUT_S):
-            pass
-        return json.loads((folder / "turns").read_text(encoding="utf-8"))[SKIPPED:]
+        read_until_written(backend.stub.PredictStream(request, timeout=TIMEOUT_S), file)
+        return json.loads(file.read_text(encoding="utf-8"))[SKIPPED:]
 
 
 def changes(calls):

@@ -86,3 +86,11 @@ def real_backend(
         asyncio.run(process.wait_until_ready(token))
         with grpc.insecure_channel(process.address) as channel:
             yield RealBackend(channel, process, log)
+
+
+def read_until_written(stream: Any, file: Path) -> None:
+    """Take replies until a process has written a file, or to the end, and leave."""
+    for _ in stream:
+        if file.exists():
+            break
+    stream.cancel()

@@ -54,7 +54,10 @@ class Tracer:
     def begin(self):
         if self.left == len(self.turns):
             sys.setprofile(None)
-            self.file.write_text(json.dumps(self.turns), encoding="utf-8")
+            # Where there is a file, it is whole.
+            part = self.file.with_suffix(".part")
+            part.write_text(json.dumps(self.turns), encoding="utf-8")
+            part.rename(self.file)
         self.turns.append([self.mark])
 
 
