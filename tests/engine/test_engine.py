@@ -304,11 +304,14 @@ async def test_closing_ends_what_does_not_finish_in_time(engine, tiny_models):
         await running
 
 
-def test_a_process_that_generated_exits_cleanly(tiny_models):
+def test_a_process_that_generated_exits_cleanly(tiny_models, tmp_path):
     """Neither the server nor its engine aborts."""
     code = (
         "import asyncio, sys\n"
         "sys.path[:0] = sys.argv[2:]\n"
+        "from pathlib import Path\n"
+        "from backend.model.checkpoint.upstream import index_transformers\n"
+        "index_transformers(Path(sys.argv.pop()))\n"
         "from engine_driver import VOCAB, make_request\n"
         "from backend.config import ModelOptions\n"
         "from backend.engine.engine import Engine\n"
@@ -325,7 +328,7 @@ def test_a_process_that_generated_exits_cleanly(tiny_models):
     support = str(Path(__file__).parent.parent / "support")
     for _ in range(4):
         done = subprocess.run(
-            [sys.executable, "-c", code, str(tiny_models("llama")), support],
+            [sys.executable, "-c", code, str(tiny_models("llama")), support, str(tmp_path)],
             capture_output=True,
             text=True,
             check=False,
