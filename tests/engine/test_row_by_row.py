@@ -3,6 +3,7 @@
 import json
 from functools import cache
 
+import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 from mlx_vlm.utils import load_model
@@ -10,6 +11,7 @@ from whole_trial import WholeTrial
 
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
+from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.agreement import Ranks
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
@@ -26,10 +28,11 @@ pytestmark = pytest.mark.mlx
 
 FAMILIES = ["deepseek_v41", "llama4", "llama4 that sees", "minimax_m3_vl", "z1t"]
 TOKENS = [(7 * i * i + 3 * i) % 94 for i in range(60)]
-BY_ROW, ALONE = BatchPlan(Batching.BY_ROW), BatchPlan(Batching.NONE)
-# Beyond the windows, blocks and chunks, and out of step with them.
+BY_ROW = BatchPlan(Batching.BY_ROW, starts_early=True)
+ALONE = BatchPlan(Batching.NONE)
+# Beyond the windows, blocks and chunks, and out of step with them; one has nothing to prefill.
 VOCAB = 320
-LENGTHS = (3, 45, 70, 101)
+LENGTHS = (3, 45, 70, 101, 1)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def text_of(length, salt=0):
 def requests():
     """Return requests whose replies end one after another, the shortest prompt's last."""
     return [
-        make_request(f"r{n}", text_of(length, n), max_tokens=50 - 10 * n)
+        make_request(f"r{n}", text_of(length, n), max_tokens=50 - 8 * n)
         for n, length in enumerate(LENGTHS)
     ]
 
@@ -139,3 +142,14 @@ def test_rows_give_drafts_back_if_their_caches_keep_every_position(built):
     network, spans = built("llama4")
     rows = WholeTrial(network, CacheFactory(network), TOKENS, trial_lengths(spans))
     assert "keep what they have taken" in rows.fault(BY_ROW, width=4)
+
+
+def test_an_idle_device_begins_with_no_row_that_has_no_keys_yet(built):
+    network, _ = built("llama4 that sees")
+    rows = [network.make_cache(), network.make_cache()]
+    network(mx.array([text_of(9)]), cache=rows[0])
+    batch = BatchCaches(BY_ROW)
+    batch.regroup([], rows)
+    assert batch.layers[0].empty()
+    together = batch.forward(network, mx.array([[7], [5]]), is_idle=True)
+    assert mx.allclose(together[1], network(mx.array([[5]]), cache=network.make_cache())[0])

@@ -103,8 +103,8 @@ class RowCaches:
         return all(class_of(leaf).keeps_positions for leaf in cache_leaves(self.row_caches))
 
     def empty(self) -> bool:
-        """Tell whether the first row is empty."""
-        return is_empty(self.row_caches[0])
+        """Tell whether a row is empty."""
+        return any(map(is_empty, self.row_caches))
 
     @property
     def nbytes(self) -> int:
