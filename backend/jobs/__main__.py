@@ -87,11 +87,12 @@ def main() -> int:
 
 
 def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
-    # Imported here, because each one pulls in MLX and more.
-    from backend.cpu.install import install
     from backend.model.checkpoint.upstream import index_transformers
 
     index_transformers(state_directory(os.environ))
+    # Imported here, because each one pulls in MLX, transformers and more.
+    from backend.cpu.install import install
+
     install()
     match job:
         case Quantization():

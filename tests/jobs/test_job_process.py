@@ -11,6 +11,8 @@ import pytest
 
 from backend.demo import MODEL_DIR
 from backend.jobs.job import FAILED, STOPPED, JobProcess, Progress, Quantization
+from backend.model.checkpoint.upstream import INDEX_NAME
+from common.directories import state_directory
 
 pytestmark = pytest.mark.mlx
 
@@ -67,6 +69,13 @@ async def test_everybody_who_follows_a_job_sees_its_end(tmp_path):
     assert late == first[-1:]
     assert first[-1].status == "completed", first[-1].message
     assert names(tmp_path) == ["small"]
+
+
+async def test_a_job_finds_the_classes_of_transformers_in_their_index(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    last = await JobProcess(quantization(tmp_path, model=str(tmp_path))).result()
+    assert last.status == FAILED
+    assert (state_directory(os.environ) / INDEX_NAME).is_file()
 
 
 async def test_a_job_has_the_lowest_priority(tmp_path):
