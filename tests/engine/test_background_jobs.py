@@ -4,7 +4,7 @@ import time
 
 import mlx.core as mx
 import pytest
-from engine_driver import Driver, make_request, prompt_of
+from engine_driver import Driver, make_request, numbers_in, prompt_of
 from wrapped_network import WrappedNetwork
 
 from backend.core.prompt import Prompt
@@ -171,7 +171,7 @@ def test_chunks_change_no_embedding(networks):
         driver = Driver(networks("gemma3_text"), prefill_chunk=chunk)
         number = driver.begin(embedding(prompt_of(90)))
         drive(driver)
-        vectors.append(list(driver.result(number).values))
+        vectors.append(numbers_in(driver.result(number)))
     assert vectors[0] == pytest.approx(vectors[2], abs=1e-4)
     assert vectors[1] == pytest.approx(vectors[2], abs=1e-4)
 
@@ -226,7 +226,7 @@ def test_texts_that_wait_together_are_embedded_as_alone(networks, family):
         driver = Driver(networks(family), batches=batches)
         numbers = [driver.begin(embedding(text, pooling)) for text in texts for pooling in Pooling]
         drive(driver)
-        vectors[batches] = [list(driver.result(number).values) for number in numbers]
+        vectors[batches] = [numbers_in(driver.result(number)) for number in numbers]
     for together, alone in zip(vectors[True], vectors[False], strict=True):
         assert together == pytest.approx(alone, abs=1e-4)
 

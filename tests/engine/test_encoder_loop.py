@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from engine_driver import Desk, make_request
+from engine_driver import Desk, make_request, numbers_in
 
 from backend.core.engine_status import EngineState
 from backend.core.model import ModelCard, ModelKind
@@ -90,7 +90,7 @@ def test_calls_that_wait_together_share_a_pass():
     driver = Driver()
     replies = [driver.embed(*range(1, count + 1)) for count in (3, 5, 4)]
     driver.finish()
-    assert [list(driver.result(reply).values) for reply in replies] == [[2.0], [3.0], [2.5]]
+    assert [numbers_in(driver.result(reply)) for reply in replies] == [[2.0], [3.0], [2.5]]
     assert len(driver.network.passes) == 1
     status = driver.loop.status()
     assert (status.state, status.metrics["waiting"], status.metrics["prompt_tokens"]) == (
@@ -104,7 +104,7 @@ def test_each_pooling_sees_its_own_tokens_only():
     driver = Driver()
     replies = [driver.embed(7, 8, 9, 9, 9), *(driver.embed(4, 6, pooling=p) for p in Pooling)]
     driver.finish()
-    assert [list(driver.result(reply).values) for reply in replies[1:]] == [[5], [6], [4], [4, 6]]
+    assert [numbers_in(driver.result(reply)) for reply in replies[1:]] == [[5], [6], [4], [4, 6]]
 
 
 def test_a_call_of_many_texts_does_not_hold_up_the_others():

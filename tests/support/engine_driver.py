@@ -14,6 +14,7 @@ from backend.config import TuningOptions
 from backend.core.model import ModelCard
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
+from backend.core.scoring import Embedding
 from backend.core.step import FinishReason, PrefillDone, StepLogprobs, TokenStep
 from backend.engine.drafts.pricing import PassCosts
 from backend.engine.messages.protocol import DiskNews, Fetched, Resize, Told
@@ -262,6 +263,11 @@ def make_request(
         params=GenerationParams(request_id=name, max_tokens=limit, **options),
         **server,
     )
+
+
+def numbers_in(embedding: Embedding) -> list[float]:
+    """Return the numbers of all vectors."""
+    return memoryview(embedding.data).cast("f").tolist()
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:

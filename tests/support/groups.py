@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine_driver import make_request, prompt_of
+from engine_driver import make_request, numbers_in, prompt_of
 from engine_events import events_of
 
 from backend.config import ModelOptions, TuningOptions
@@ -126,7 +126,7 @@ async def find_out(engine: Engine, options: ModelOptions) -> Findings:
     again = await asyncio.gather(
         *(take(engine, request) for request in mixed_requests(engine, "-again")[:-1])
     )
-    return Findings(first[:-1], again, await scoring, list((await embedding).values))
+    return Findings(first[:-1], again, await scoring, numbers_in(await embedding))
 
 
 def descendants(process_id: int) -> list[int]:
