@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from grpc.aio import ServerInterceptor
 
-from backend.config import MAX_SLOTS, ServerConfig
+from backend.config import MAX_SLOTS, SWITCH_INTERVAL_S, ServerConfig
 from backend.rpc.server import BackendServer
 from common import log as logs
 from common.address import AddressError
@@ -89,6 +89,7 @@ def main() -> int:
         log.info("kept from child processes: %s", ", ".join(sorted(secrets)))
     if config.watches_parent:
         exit_with_parent(config.parent_watch_interval_s, config.parent)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return asyncio.run(serve(config, secrets))
     except (AddressError, MissingPackageError) as error:

@@ -99,6 +99,8 @@ PREPARED_MEDIA_BYTES = 64 * 2**20
 # Threads that prepare requests: small ones, large ones, and those with media.
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 LIGHT_WORK_BYTES = 32 * 1024
+# How long a thread of the server keeps the event loop waiting: a tenth of Python's own time.
+SWITCH_INTERVAL_S = 0.0005
 # Maximum requests of a kind that wait for their threads, and their total size.
 MAX_QUEUED_WORK, MAX_QUEUED_WORK_BYTES = 1024, 2**30
 

@@ -63,7 +63,7 @@ def surround(
     The behaviours must be coroutine functions: a streaming one sends through `context.write`,
     so that its cancellation and its cleanup happen inside `around`. Handlers that receive
     a stream have no single request, and are returned unchanged. A given `deserialize` replaces
-    the handler's own.
+    the handler's own. A response may be given as bytes, by a behaviour that has serialised it.
     """
     if handler.request_streaming:
         return handler
@@ -81,8 +81,12 @@ def surround(
     return make_handler(
         partial(_surrounded, around, behaviour),
         deserialize or handler.request_deserializer,
-        handler.response_serializer,
+        partial(_serialized, handler.response_serializer),
     )
+
+
+def _serialized(serialize: Callable[[Any], bytes] | None, response: Any) -> bytes:  # noqa: ANN401 (of any method)
+    return response if isinstance(response, bytes) or not serialize else serialize(response)
 
 
 async def _surrounded(around: Around, behaviour: Any, request: object, context: Context) -> object:  # noqa: ANN401 (of any method)

@@ -206,13 +206,15 @@ def increment_reply(increment: Increment) -> pb.Reply:
     return _reply(deltas, increment.usage, increment.finish)
 
 
-async def token_response(token_ids: Sequence[int]) -> pb.TokenizationResponse:
-    """Return the answer with all ids; a million at once would hold up the event loop."""
-    response = pb.TokenizationResponse(length=len(token_ids))
+async def token_response(token_ids: Sequence[int]) -> bytes:
+    """Return the serialised answer with all ids; at once, a million hold up the event loop."""
+    pieces = [pb.TokenizationResponse(length=len(token_ids)).SerializeToString()]
     for start in range(0, len(token_ids), IDS_PER_TURN):
-        response.tokens.extend(token_ids[start : start + IDS_PER_TURN])
+        piece = pb.TokenizationResponse(tokens=token_ids[start : start + IDS_PER_TURN])
+        pieces.append(piece.SerializeToString())
         await asyncio.sleep(0)
-    return response
+    # Messages one after the other are one with the values of all.
+    return b"".join(pieces)
 
 
 def completion_reply(completion: Completion) -> pb.Reply:
@@ -349,9 +351,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
                     if reply.chat_deltas or is_last:
                         await context.write(reply)
 
-    async def TokenizeString(
-        self, request: pb.PredictOptions, _context: Context
-    ) -> pb.TokenizationResponse:
+    async def TokenizeString(self, request: pb.PredictOptions, _context: Context) -> bytes:
         """Answer with the ids of a text, or of a rendered conversation."""
         model = await self._model(request)
         token_ids = await tokenize(await self._call(prompt_part(request), model), model)

@@ -25,6 +25,7 @@ from backend.rpc.servicer import (
     token_response,
 )
 
+IDS = list(range(8 * IDS_PER_TURN + 1))
 USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, prefill_ms=1.5, decode_ms=2.5)
 STOP = Finish(FinishReason.STOP)
 CALL = ToolCallDelta(0, "c0", "get_weather", '{"city": ')
@@ -111,13 +112,13 @@ async def test_others_have_their_turns_while_many_ids_are_written():
     async def write():
         nonlocal turns
         turns = 0
-        return await token_response(range(8 * IDS_PER_TURN + 1))
+        return pb.TokenizationResponse.FromString(await token_response(IDS))
 
     async with asyncio.TaskGroup() as group:
         others = group.create_task(take_turns())
         reply = await group.create_task(write())
         others.cancel()
-    assert list(reply.tokens) == list(range(8 * IDS_PER_TURN + 1))
+    assert list(reply.tokens) == IDS
     assert reply.length == len(reply.tokens)
     assert turns >= 8
 
