@@ -36,7 +36,6 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
     device.blocks_dispatch = True
     device.prepare = _prepare
     device.prepare_training = _prepare_training
-    device.widen_experts = widen_experts
     device.choose_threads = choose_threads
     device.sort = _sort
     device.turns_per_clear = _TURNS_PER_CLEAR

@@ -15,9 +15,9 @@ import mlx.core as mx
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast_weights
 from backend.model.device import DEVICE
 from backend.model.heads import (
+    HeadWeights,
     StateReader,
     Target,
     block_type,
@@ -253,13 +253,12 @@ def _require_fit(own: Any, config: Mapping[str, Any], target: Target) -> None:  
         )
 
 
-def build_block(directory: Path, network: Network, dtype: str | None) -> BlockNetwork:
+def build_block(directory: Path, network: Network, form: HeadWeights) -> BlockNetwork:
     """Return the drafter in a directory, with weights still on disk."""
     config = read_head_config(directory)
     family = importlib.import_module(f"mlx_vlm.speculative.drafters.{block_type(config)}")
     head = family.Model(family.ModelConfig.from_dict(config))
     weights = head.sanitize(read_weights(directory, lambda name: name))
     load_weights(head, weights, config.get("quantization"))
-    if dtype is not None:
-        cast_weights(head, dtype)
+    form.settle(head)
     return BlockNetwork(head, network, config)

@@ -58,10 +58,6 @@ def _leave_untrained(_network: Network) -> None:
     """Leave a network as it is."""
 
 
-def _leave_experts(_network: Network) -> bool:
-    return False
-
-
 def _log_sum_exp(numbers: mx.array) -> mx.array:
     return mx.logsumexp(numbers, axis=-1, keepdims=True)
 
@@ -142,8 +138,6 @@ class Device:
         prepare: Called once for each network, before its weights are read.
         prepare_training: The same for one to be trained, which needs gradients and keeps
             quantised weights.
-        widen_experts: Casts all weights to float32 if experts need it, and tells whether they do;
-            part of `prepare`.
         log_sum_exp: Logarithm [..., 1] of the sums of e to the power of numbers [..., N].
         sort: Sorts the rows of numbers [..., N], the smallest first; may compute them at once.
         attend: Attention over keys that are one array, called as MLX's function; from so many
@@ -161,7 +155,6 @@ class Device:
 
     prepare: Prepare = _leave
     prepare_training: Callable[[Network], None] = _leave_untrained
-    widen_experts: Callable[[Network], bool] = _leave_experts
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp
     sort: Callable[[mx.array], mx.array] = mx.sort

@@ -10,9 +10,8 @@ from mlx import nn
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast_weights
-from backend.model.device import DEVICE
 from backend.model.heads import (
+    HeadWeights,
     MtpNetwork,
     StateReader,
     Target,
@@ -163,7 +162,7 @@ def _blank(attention: Network, dtype: mx.Dtype) -> Pair:
     return mx.zeros(shape, dtype), mx.zeros(shape, dtype)
 
 
-def build_assistant(directory: Path, network: Network, dtype: str | None) -> AssistantNetwork:
+def build_assistant(directory: Path, network: Network, form: HeadWeights) -> AssistantNetwork:
     """Return the assistant of a Gemma 4, with weights still on disk."""
     from mlx_vlm.speculative.drafters.gemma4_assistant import Model, ModelConfig
 
@@ -171,24 +170,21 @@ def build_assistant(directory: Path, network: Network, dtype: str | None) -> Ass
     head = Model(ModelConfig.from_dict(config))
     weights = head.sanitize(read_weights(directory, lambda name: name))
     load_weights(head, weights, config.get("quantization"))
-    if dtype is not None:
-        cast_weights(head, dtype)
+    form.settle(head)
     return AssistantNetwork(head, network)
 
 
-def build_nemotron(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+def build_nemotron(directory: Path, network: Network, form: HeadWeights) -> MtpNetwork:
     """Return the MTP head of a Nemotron-H, alone or with its model; weights stay on disk."""
     from mlx_vlm.speculative.drafters import load_drafter
 
     module, _ = load_drafter(str(directory), "mtp", lazy=True)
-    if dtype is not None:
-        cast_weights(module, dtype)
     first, last = module.layers[0], module.layers[-1]
     head = nn.Module()
     head.pre_fc_norm_embedding, head.pre_fc_norm_hidden = first.pop("enorm"), first.pop("hnorm")
     head.fc, head.norm = first.pop("eh_proj"), last.pop("final_layernorm")
     head.layers = _by_attention(module.layers)
-    DEVICE.widen_experts(head)
+    form.settle(head)
     return MtpNetwork(head, network)
 
 

@@ -26,7 +26,7 @@ from backend.model.checkpoint.config_file import (
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.checkpoint.upstream import Network, is_installed
 from backend.model.checkpoint.weights import cast_weights
-from backend.model.device import DEVICE
+from backend.model.device import DEVICE, Device
 
 # Arrays in nested dicts and lists, as MLX keeps them.
 Arrays: TypeAlias = Any
@@ -231,6 +231,25 @@ def read_weights(directory: Path, rename: Callable[[str], str | None]) -> dict[s
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """The form of a head's weights, which is that of its model's.
+
+    Attributes:
+        dtype: Their type; `None` is their own, or the one that suits this device.
+        dequantises: Whether quantised ones may be dequantised.
+    """
+
+    dtype: str | None = None
+    dequantises: bool = True
+
+    def settle(self, head: Network, device: Device = DEVICE) -> None:
+        """Prepare weights that may still be lazy, before anything depends on their type."""
+        if self.dtype is not None:
+            cast_weights(head, self.dtype)
+        device.prepare(head, keeps_type=self.dtype is not None, dequantises=self.dequantises)
+
+
 def load_weights(
     head: Network, weights: Mapping[str, mx.array], quantization: Mapping[str, Any] | None
 ) -> None:
@@ -289,14 +308,12 @@ def _require_vocab(head: Network, vocab_size: int) -> None:
             )
 
 
-def build_mtp(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+def build_mtp(directory: Path, network: Network, form: HeadWeights) -> MtpNetwork:
     """Return the MTP head of a directory, alone or with its model; weights stay on disk."""
     from mlx_vlm.speculative.drafters import load_drafter
 
     head, _ = load_drafter(str(directory), "mtp", lazy=True)
-    if dtype is not None:
-        cast_weights(head, dtype)
-    DEVICE.widen_experts(head)
+    form.settle(head)
     return MtpNetwork(head, network)
 
 
@@ -316,7 +333,7 @@ _OWN_NAMES = (
 )
 
 
-def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetwork:
+def build_nextn(directory: Path, network: Network, form: HeadWeights) -> MtpNetwork:
     """Return the head of a directory, alone or with its model; weights stay on disk."""
     config = read_head_config(directory)
     text = config.get("text_config") or config
@@ -324,9 +341,7 @@ def build_nextn(directory: Path, network: Network, dtype: str | None) -> MtpNetw
     is_split = split_prefix is not None
     prefix = split_prefix or f"model.layers.{text['num_hidden_layers']}."
     head = _built(text, config, read_weights(directory, _rename_from(prefix, is_split=is_split)))
-    if dtype is not None:
-        cast_weights(head, dtype)
-    DEVICE.widen_experts(head)
+    form.settle(head)
     has_index = "indexer" in head.layers[0].self_attn
     layer_cache = _with_index if has_index else KVCache
     return MtpNetwork(head, network, masks_are_arrays=True, layer_cache=layer_cache)
@@ -488,12 +503,11 @@ class EagleNetwork(HeadNetwork):
         return mx.concatenate([logits, none], axis=-1)[..., self._places]
 
 
-def build_eagle(directory: Path, network: Network, dtype: str | None) -> EagleNetwork:
+def build_eagle(directory: Path, network: Network, form: HeadWeights) -> EagleNetwork:
     """Return the EAGLE-3 head of a directory, with weights still on disk."""
     config = read_head_config(directory)
     head = _built_eagle(config, Target(network), read_weights(directory, _renamed_eagle))
-    if dtype is not None:
-        cast_weights(head, dtype)
+    form.settle(head)
     return EagleNetwork(head, network)
 
 
@@ -605,15 +619,15 @@ def _is_block(types: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
     return lambda config: block_type(config) in types
 
 
-Build: TypeAlias = Callable[[Path, Network, str | None], StateReader]
+Build: TypeAlias = Callable[[Path, Network, HeadWeights], StateReader]
 
 
 def _build_of(module: str, name: str) -> Build:
     """Return a function of a module that is imported when it is called."""
 
-    def build(directory: Path, network: Network, dtype: str | None) -> StateReader:
+    def build(directory: Path, network: Network, form: HeadWeights) -> StateReader:
         made: Build = getattr(importlib.import_module(f"backend.model.{module}"), name)
-        return made(directory, network, dtype)
+        return made(directory, network, form)
 
     return build
 
@@ -641,7 +655,7 @@ def _refusal(config: Mapping[str, Any]) -> str | None:
     return _REFUSED.get(kind)
 
 
-def _refuse(directory: Path, _network: Network, _dtype: str | None) -> StateReader:
+def _refuse(directory: Path, _network: Network, _form: HeadWeights) -> StateReader:
     config = read_head_config(directory)
     kind = block_type(config) or config.get("model_type")
     raise UnsupportedModelError(f"{directory} ({kind}) cannot draft: {_refusal(config)}")
@@ -657,7 +671,7 @@ class HeadKind:
     Attributes:
         name: Shown to users.
         is_alone: Tells from a config.json whether a checkpoint contains only such a head.
-        build: Creates the network from a directory, the model, and an optional data type.
+        build: Creates the network from a directory, the model, and the form of its weights.
         families: Model types whose own checkpoints contain such a head.
         prefix: The prefix of its weights there; `{layers}` is the number of layers of the model.
     """
@@ -744,11 +758,13 @@ def head_beside(directory: Path) -> HeadKind | None:
     return next(found, None)
 
 
-def build_head(kind: HeadKind, directory: Path, network: Network, dtype: str | None) -> StateReader:
+def build_head(
+    kind: HeadKind, directory: Path, network: Network, form: HeadWeights | None = None
+) -> StateReader:
     """Return the head of a directory, with weights still on disk."""
     require_weights(directory)
     try:
-        return kind.build(directory, network, dtype)
+        return kind.build(directory, network, form or HeadWeights())
     except UPSTREAM_FAILURES as failure:
         raise as_load_error(failure, directory) from failure
 

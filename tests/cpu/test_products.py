@@ -11,6 +11,7 @@ from backend.cpu import products
 from backend.cpu.install import install
 from backend.cpu.products import prepare_products
 from backend.model.device import Device
+from backend.model.heads import HeadWeights
 
 pytestmark = pytest.mark.mlx
 
@@ -243,3 +244,17 @@ def test_a_network_in_training_is_cast_and_keeps_its_gradients(quantisation):
     bias, same = (each[1]["layers"][0]["bias"] for each in (found, expected))
     assert mx.allclose(bias, same, rtol=1e-4)
     assert mx.abs(bias).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "is_quantised"),
+    [
+        (HeadWeights(), False),
+        (HeadWeights(dequantises=False), True),
+        (HeadWeights(dtype="bfloat16"), True),
+    ],
+)
+def test_the_weights_of_a_head_are_dequantised_as_those_of_a_model_are(form, is_quantised):
+    install(device := Device(), mx.Device(mx.cpu))
+    form.settle(head := network(mx.bfloat16, ("affine", 32, 4)), device)
+    assert (mx.uint32 in types(head)) == is_quantised

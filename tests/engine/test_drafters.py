@@ -45,7 +45,7 @@ def loaded(directory):
 
 
 def built(head, network):
-    return build_head(head_alone(head), head, network, None)
+    return build_head(head_alone(head), head, network)
 
 
 @pytest.fixture(scope="module")

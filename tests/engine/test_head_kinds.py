@@ -35,7 +35,7 @@ def loaded(directory):
 
 
 def built(head, model):
-    return build_head(head_alone(head), head, loaded(model), None)
+    return build_head(head_alone(head), head, loaded(model))
 
 
 def change_config(directory, **changes):
@@ -80,7 +80,7 @@ def test_an_eagle_head_drafts_as_it_does_in_mlx_vlm(llama, tmp_path, fields):
 def test_the_states_are_those_after_the_layers_that_the_head_names(llama, tmp_path):
     network = loaded(llama)
     head = add_eagle(llama, tmp_path, **{IDS: [2, 3, 6]})
-    tap = HiddenTap(build_head(head_alone(head), head, network, None).tapped)
+    tap = HiddenTap(build_head(head_alone(head), head, network).tapped)
     tokens = mx.array([[3, 1, 4, 1, 5]])
     network(tokens, cache=[KVCache() for _ in range(6)])
     found = tap.take()
@@ -169,7 +169,7 @@ def test_a_layer_of_the_checkpoint_and_one_split_off_are_the_same_head(glm, tmp_
     apart, beside = (shutil.copytree(glm, tmp_path / name) for name in ("apart", "beside"))
     apart = built(add_nextn(apart, tmp_path / "head"), apart)
     kind = head_beside(add_nextn(beside))
-    beside = build_head(kind, beside, loaded(beside), None)
+    beside = build_head(kind, beside, loaded(beside))
     inputs = mx.array([[1, 2, 3, 4]])
     one, other = (head(inputs, head.make_cache()) for head in (apart, beside))
     assert mx.allclose(one, other, atol=1e-5)
@@ -194,7 +194,7 @@ def test_a_layer_without_an_output_of_its_own_writes_with_that_of_the_model(glm,
 def test_the_layer_of_a_deepseek_is_a_head_too(tmp_path):
     model = build("deepseek_v3", tmp_path / "model")
     beside = add_nextn(shutil.copytree(model, tmp_path / "beside"))
-    head = build_head(head_beside(beside), beside, loaded(model), None)
+    head = build_head(head_beside(beside), beside, loaded(model))
     logits = head(mx.array([[1, 2, 3]]), head.make_cache())
     assert logits.shape == (1, 3, 512)
     assert mx.all(mx.isfinite(logits))
@@ -206,7 +206,7 @@ def test_a_head_in_8_bits_is_the_head_as_far_as_8_bits_tell(tmp_path, family):
     full = add_nextn(shutil.copytree(model, tmp_path / "full"))
     packed = store_fp8(shutil.copytree(full, tmp_path / "packed"))
     kind = head_beside(packed)
-    one, other = (build_head(kind, each, loaded(model), None) for each in (full, packed))
+    one, other = (build_head(kind, each, loaded(model)) for each in (full, packed))
     inputs = mx.array([[1, 2, 3]])
     one, other = (head(inputs, head.make_cache()).astype(mx.float32) for head in (one, other))
     error = mx.abs(one - other).max().item()
@@ -320,7 +320,7 @@ def test_an_mtp_head_for_states_of_another_width_is_refused(tmp_path, networks):
     build("qwen3_5", tmp_path, hidden_size=128)
     head = add_head(tmp_path, tmp_path / "head")
     with pytest.raises(UnsupportedModelError, match=r"states of 128 numbers, and the model has 64"):
-        build_head(head_alone(head), head, networks("qwen3_5"), None)
+        build_head(head_alone(head), head, networks("qwen3_5"))
 
 
 def test_an_mtp_head_for_another_vocabulary_is_refused(glm, tmp_path):

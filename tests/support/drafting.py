@@ -39,7 +39,7 @@ def head_pair(directory, head_directory):
     """Return the network of a directory, and the head of this or another, which drafts for free."""
     network = load(ModelOptions(model=str(directory)), directory, renders=False).network
     kind = head_alone(head_directory) or head_beside(head_directory)
-    head = build_head(kind, head_directory, network, None)
+    head = build_head(kind, head_directory, network)
     mx.eval(head.state)
     part = model_of(head)
     if isinstance(head, HeadNetwork):

@@ -34,6 +34,7 @@ from backend.model.checkpoint.weights import (
 from backend.model.heads import (
     HeadKind,
     HeadNetwork,
+    HeadWeights,
     HiddenTap,
     StateReader,
     build_head,
@@ -212,7 +213,7 @@ def load_head(
     surroundings: Surroundings,
 ) -> LoadedHead:
     """Return the head in a directory of its own, or in that of the checkpoint that contains it."""
-    head = build_head(kind, directory, model.network, own.dtype)
+    head = build_head(kind, directory, model.network, _form(own))
     needed, own_bytes = weights_bytes(head), model.card.weights_bytes
     require_memory(needed, memory_bytes() - own_bytes)
     surroundings.make_room(own_bytes + needed)
@@ -228,6 +229,10 @@ def load_head(
     return LoadedHead(look.model, look.fresh_caches, profile, HiddenTap(head.tapped))
 
 
+def _form(own: ModelOptions) -> HeadWeights:
+    return HeadWeights(own.dtype, own.tuning.checkpoint.dequantize)
+
+
 def look_at_reader(part: RunnableModel, head: StateReader) -> LoadedHead:
     """Measure the passes of a drafter that has no tokens of its own."""
     plan = BatchPlan(pass_seconds=measured_probe_seconds(head.probe))
@@ -241,10 +246,10 @@ def _reader_profile(head: StateReader) -> KvProfile:
 
 
 def foresee_head(
-    kind: HeadKind, directory: Path, dtype: str | None, model: RunnableModel
+    kind: HeadKind, directory: Path, own: ModelOptions, model: RunnableModel
 ) -> tuple[ModelCard, KvProfile]:
     """Return the card and memory profile of `load_head`'s result without reading weights."""
-    head = build_head(kind, directory, model.network, dtype)
+    head = build_head(kind, directory, model.network, _form(own))
     card = _card(kind, directory, model, weights_bytes(head))
     if not isinstance(head, HeadNetwork):
         return card, _reader_profile(head)
@@ -327,7 +332,7 @@ def foresee_draft(
         options,
         model,
         lambda own: foresee_draft_model(own, model),
-        lambda kind, directory: foresee_head(kind, directory, options.dtype, model),
+        lambda kind, directory: foresee_head(kind, directory, options, model),
     )
 
 
