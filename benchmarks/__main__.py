@@ -15,6 +15,7 @@ from benchmarks.cases import (
     decode_speed,
     gpu,
     load,
+    near_ties,
     offloading,
     prefill,
     ragged,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Awaitable[list[Figure]]]] = {
     "real": real.measure,
     "gpu": gpu.measure,
     "experts": offloading.measure,
+    "ties": near_ties.measure,
     "speculation": speculation.measure,
     "heads": speculation.measure_heads,
     "agents": agents.measure,
@@ -70,7 +72,7 @@ def main(
     *, as_json: bool, quick: bool, only: tuple[str, ...], directories: tuple[Path, ...]
 ) -> None:
     """Measure the backend against raw mlx-lm, on this machine, in this run."""
-    given = {"real", "gpu", "experts", *(("load",) if directories else ())}
+    given = {"real", "gpu", "experts", "ties", *(("load",) if directories else ())}
     if set(only or BENCHMARKS) - given:
         ensure_built()
     before = machine()  # its load before ours

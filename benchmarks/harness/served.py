@@ -49,13 +49,13 @@ def started_server(environment: Mapping[str, str] | None = None) -> Iterator[Ser
 
 
 @asynccontextmanager
-async def served(model: AnyModel, *options: str) -> AsyncIterator["Served"]:
-    """Start a server and load a model with `key:value` options."""
+async def served(model: AnyModel, *options: str, dtype: str = "") -> AsyncIterator["Served"]:
+    """Start a server and load a model with `key:value` options, in a type or its own."""
     with started_server() as process:
         await process.wait_until_ready()
         async with grpc.aio.insecure_channel(process.address) as channel:
             server = Served(process, channel)
-            await server.load(model, options)
+            await server.load(model, options, dtype)
             yield server
 
 
@@ -69,13 +69,14 @@ class Served:
         self._sent_tokens = 0
         self._new_seeds = itertools.count(NEW_SEEDS_START)
 
-    async def load(self, model: AnyModel, options: Sequence[str] = ()) -> None:
+    async def load(self, model: AnyModel, options: Sequence[str] = (), dtype: str = "") -> None:
         """Load a model with `key:value` options, replacing the previous one."""
         await self._stub.LoadModel(
             pb.ModelOptions(
                 Model=model.name,
                 ModelFile=str(model.directory),
                 MaxModelLen=MAX_MODEL_LEN,
+                DType=dtype,
                 # What is measured is a server that knows its model.
                 Options=["check_at_load:true", *options],
             )
@@ -110,6 +111,13 @@ class Served:
             prompt_tokens = reply.prompt_tokens
         self._sent_tokens += prompt_tokens
         return row
+
+    async def logprobs(self, request: pb.PredictOptions) -> list[dict[str, Any]]:
+        """Generate one row, and return its tokens as the OpenAI API describes them."""
+        found: list[dict[str, Any]] = json.loads((await self._stub.Predict(request)).logprobs)[
+            "content"
+        ]
+        return found
 
     async def first_token_ms(self, request: pb.PredictOptions) -> float:
         """Generate one row, and return the time to its first token."""
