@@ -63,6 +63,7 @@ _PRIVACY: Mapping[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 0,
 }
+# What a step between labels adds.
 _BIASES = {
     "background_stay": -0.5,
     "background_to_start": 0.25,
@@ -151,10 +152,19 @@ def build_privacy_filter(directory: Path, labels: Sequence[str] = ()) -> Path:
     calibration = {"operating_points": {"default": {"biases": biases}}}
     path = directory / "viterbi_calibration.json"
     path.write_text(json.dumps(calibration), encoding="utf-8")
-    module = importlib.import_module("mlx_vlm.models.openai_privacy_filter")
-    network = module.Model(module.ModelConfig.from_dict(config))
-    weights = dict(_fused(_drawn(network)))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
+    return _save(directory, dict(_fused(_drawn_for("openai_privacy_filter", config))))
+
+
+def _drawn_for(family: str, config: Mapping[str, Any]) -> Mapping[str, mx.array]:
+    """Return random weights of a family's network in mlx-vlm."""
+    module = importlib.import_module(f"mlx_vlm.models.{family}")
+    return _drawn(module.Model(module.ModelConfig.from_dict(config)))
+
+
+def _save(directory: Path, weights: Mapping[str, mx.array]) -> Path:
+    """Write weights as torch does; return the directory."""
+    path = directory / "model.safetensors"
+    mx.save_safetensors(str(path), dict(weights), metadata={"format": "pt"})
     return directory
 
 
@@ -181,12 +191,9 @@ def build_extractor(directory: Path) -> Path:
     settings = {**_DEBERTA, "vocab_size": _write_unigrams(directory)}
     (inner / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (directory / "config.json").write_text(json.dumps(_EXTRACTOR), encoding="utf-8")
-    module = importlib.import_module("mlx_vlm.models.gliner2_5")
     config = {**_EXTRACTOR, "encoder_config": settings}
-    network = module.Model(module.ModelConfig.from_dict(config))
-    weights = {_published(name): weight for name, weight in _drawn(network).items()}
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
-    return directory
+    drawn = _drawn_for("gliner2_5", config)
+    return _save(directory, {_published(name): weight for name, weight in drawn.items()})
 
 
 def build_decider(directory: Path) -> Path:
@@ -198,11 +205,7 @@ def build_decider(directory: Path) -> Path:
     }
     config = {**_DECIDER, "encoder_config": inner}
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    module = importlib.import_module("mlx_vlm.models.laya")
-    network = module.Model(module.ModelConfig.from_dict(config))
-    weights = dict(_packed(_drawn(network)))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, metadata={"format": "pt"})
-    return directory
+    return _save(directory, dict(_packed(_drawn_for("laya", config))))
 
 
 def _packed(weights: Mapping[str, mx.array]) -> Iterator[tuple[str, mx.array]]:

@@ -33,7 +33,6 @@ _ENDS = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.NOT_FOUND,
 }
 

@@ -51,7 +51,8 @@ MAX_GROWTH_DESCRIPTORS = 32
 PARTS, SETTLED_PARTS = 12, 3
 SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
-IDLE_S = 10.0
+# Before the clients, and at most such a part of their time.
+IDLE_S, IDLE_SHARE = 10.0, 0.1
 SHOWN_FAULTS = 10
 # The last one loses the device, by a fault injected at the server's start.
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
@@ -156,7 +157,7 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         await host.load()
         references = await _references(stub, asks(plan.requests, plan.seed))
         tally = Tally()
-        idle = await watch_apart(address, min(IDLE_S, plan.seconds))
+        idle = await watch_apart(address, min(IDLE_S, IDLE_SHARE * plan.seconds))
         started = time.monotonic()
         end = started + plan.seconds
         seeds = range(plan.seed, plan.seed + plan.clients)
