@@ -26,7 +26,9 @@ class ReleaseError(Exception):
 
 
 def notes(changelog: str, version: str) -> str:
-    """Return the section of a version.
+    """Return the section of a version, its links into this repository as plain text.
+
+    The page of a release does not resolve them.
 
     Raises:
         ReleaseError: There is none, or it has no date.
@@ -35,7 +37,7 @@ def notes(changelog: str, version: str) -> str:
     found = re.search(rf"{heading}(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
     if found is None:
         raise ReleaseError(f"CHANGELOG.md has no section '## [{version}] - DATE'")
-    return found[1].strip() + "\n"
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", found[1].strip()) + "\n"
 
 
 def gather(release: Path, version: str, *, dist: Path, package: Path) -> list[Path]:

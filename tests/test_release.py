@@ -52,5 +52,12 @@ def test_notes_are_the_section_of_the_version():
         notes(changelog, "1.2.2")
 
 
+def test_notes_keep_no_link_that_leads_nowhere_on_the_page_of_a_release():
+    body = "- [A\ntree](docs/tree.md#roots), and [LocalAI](https://localai.io).\n"
+    assert notes(f"## [1.0.0] - 2026-01-31\n{body}", "1.0.0") == (
+        "- A\ntree, and [LocalAI](https://localai.io).\n"
+    )
+
+
 def test_the_changelog_has_this_version():
     assert notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)
