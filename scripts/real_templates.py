@@ -1,8 +1,8 @@
 """Fetches the chat templates of real models from llama.cpp's Python package.
 
 `make templates` puts them into `build/templates`, where
-`tests/model/test_real_templates.py` finds them. They belong to their models' authors, and are not
-part of this repository.
+`tests/model/text/test_real_templates.py` finds them. They belong to their models' authors, and are
+not part of this repository.
 """
 
 import shutil

@@ -43,6 +43,21 @@ def test_files_have_names_of_their_own():
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_tests_lie_in_the_tree_of_their_source():
+    modules = {
+        source.relative_to(ROOT / "backend").with_suffix("")
+        for source in SOURCES
+        if source.is_relative_to(ROOT / "backend")
+    }
+    places = {(module.parts[0], module.name): module.parent for module in modules}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        place = path.relative_to(ROOT / "tests").parent
+        if place.parts and (ROOT / "backend" / place.parts[0] / "__init__.py").is_file():
+            assert (ROOT / "backend" / place).is_dir(), path
+            of = (place.parts[0], path.stem.removeprefix("test_"))
+            assert places.get(of, place) == place, path
+
+
 def is_program(path):
     """Tell whether a file is run by its path or as a module, by a person or a build tool."""
     return path == ROOT / "scripts" / "build_hook.py" or "\nif __name__ == " in path.read_text(

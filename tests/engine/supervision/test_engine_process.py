@@ -30,7 +30,7 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "backend", "--addr", "127.0.0.1:0"],
             stderr=subprocess.PIPE,
-            env={**os.environ, **secrets, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, **secrets, "PYTHONPATH": str(Path(__file__).parents[3])},
             cwd=directory,
             text=True,
         )

@@ -40,7 +40,7 @@ def test_parts_of_mlx_lm_are_the_same_without_mlx():
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
     texts, newline, known = json.loads(done.stdout.splitlines()[-1])
@@ -70,7 +70,7 @@ def test_what_renders_templates_does_without_most_of_transformers_which_can_foll
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [[], "hello", "AutoTokenizer"]

@@ -18,7 +18,7 @@ from backend.rank import device_environment, parse, topology_of
 
 pytestmark = pytest.mark.mlx
 
-ONE_GROUP = Path(__file__).parents[1] / "support" / "one_group.py"
+ONE_GROUP = Path(__file__).parents[2] / "support" / "one_group.py"
 
 
 def tokens(directory, tuning, prefix=()):
