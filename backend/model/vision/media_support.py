@@ -182,7 +182,7 @@ _OWN_TOKENS = {
 }
 _UNFIT = (
     "prepared by itself, which this backend does, "
-    "what mlx-vlm's processor makes of it does not fit its towers"
+    "the arrays of mlx-vlm's processor do not fit its towers"
 )
 _NO_PROCESSOR = (
     "mlx-vlm has no processor for this family; one that comes with a checkpoint needs the option "
