@@ -89,7 +89,7 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
     ("family", "reason"),
     [
         ("falcon_ocr", "positions of two axes for every token"),
-        ("got", "what mlx-vlm's processor makes of it does not fit its towers"),
+        ("got", "the arrays of mlx-vlm's processor do not fit its towers"),
         ("hunyuan_vl", "would not be those of mlx-vlm"),  # keeps positions of the latest prompt
         ("ernie4_5_moe_vl", "its processor cannot be loaded: it needs tokenizer.model"),
         pytest.param("phi4_siglip", "it needs the packages torch and torchvision", marks=NO_TORCH),
