@@ -10,6 +10,8 @@ from common.options import OptionValue
 DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
+# Of a request, with those of its inner messages; one with more than so many is decoded on a thread.
+MAX_MESSAGE_FIELDS, INLINE_FIELDS = 100_000, 1024
 DRAIN_TIMEOUT_S = 8.0
 LONG_TURN_S = 120.0  # a longer one of the engine is reported as stuck
 # In one list of config.json: mlx-lm builds them all, without a chance to cancel.
@@ -98,6 +100,7 @@ MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
 # Threads that prepare requests: small ones, large ones, and those with media.
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
+DECODING_THREADS = 1  # protobuf holds the GIL
 LIGHT_WORK_BYTES = 32 * 1024
 # How long a thread of the server keeps the event loop waiting: a tenth of Python's own time.
 SWITCH_INTERVAL_S = 0.0005

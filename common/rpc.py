@@ -15,6 +15,7 @@ import grpc.aio
 from common.log import shortened
 
 _peer: ContextVar[str] = ContextVar("peer", default="")
+_request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
 _abandoned: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
 
 
@@ -30,6 +31,16 @@ def present_peer() -> str:
 def enter_call(peer: str) -> None:
     """Record whose call the current task answers."""
     _peer.set(peer)
+
+
+def present_request_bytes() -> int:
+    """Return the size of the caller's request on the wire, 0 if there is none."""
+    return _request_bytes.get()
+
+
+def enter_request(size_bytes: int) -> None:
+    """Record the size of the request that the current task answers."""
+    _request_bytes.set(size_bytes)
 
 
 def enter_work(abandoned: threading.Event) -> None:
@@ -52,7 +63,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 FoundHandler: TypeAlias = "Handler | None"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[FoundHandler]]
-Around: TypeAlias = Callable[[Any, Context], AbstractAsyncContextManager[None]]
+Around: TypeAlias = Callable[[Any, Context], AbstractAsyncContextManager[Any]]
 
 
 def surround(
@@ -60,29 +71,32 @@ def surround(
 ) -> Handler:
     """Return a handler that enters `around(request, context)` for the duration of each call.
 
-    The behaviours must be coroutine functions: a streaming one sends through `context.write`,
-    so that its cancellation and its cleanup happen inside `around`. Handlers that receive
-    a stream have no single request, and are returned unchanged. A given `deserialize` replaces
+    It yields the request to go on with. Behaviours with a single request must be coroutine
+    functions: a streaming one sends through `context.write`, so that its cancellation and its
+    cleanup happen inside `around`. Behaviours with a stream of requests must be asynchronous
+    generators; `around` gets an iterator in place of the request. A given `deserialize` replaces
     the handler's own. A response may be given as bytes, by a behaviour that has serialised it.
     """
-    if handler.request_streaming:
-        return handler
-    behaviour: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
-
-    if isinstance(behaviour, partial) and behaviour.func is _surrounded:
+    make_handler, behaviour, surrounded = _shape(handler)
+    if isinstance(behaviour, partial) and behaviour.func is surrounded:
         # One frame for all interceptors: it is resumed for each message of a stream.
         inner, behaviour = behaviour.args
         around = partial(_within, around, inner)
-    make_handler = (
-        grpc.unary_stream_rpc_method_handler
-        if handler.response_streaming
-        else grpc.unary_unary_rpc_method_handler
-    )
-    return make_handler(
-        partial(_surrounded, around, behaviour),
+    surrounding: Handler = make_handler(
+        partial(surrounded, around, behaviour),
         deserialize or handler.request_deserializer,
         partial(_serialized, handler.response_serializer),
     )
+    return surrounding
+
+
+def _shape(handler: Handler) -> tuple[Any, Any, Any]:
+    """Return what makes such a handler, its behaviour, and what surrounds that."""
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler, handler.stream_stream, _stream_surrounded
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler, handler.unary_stream, _surrounded
+    return grpc.unary_unary_rpc_method_handler, handler.unary_unary, _surrounded
 
 
 def _serialized(serialize: Callable[[Any], bytes] | None, response: Any) -> bytes:  # noqa: ANN401 (of any method)
@@ -92,20 +106,32 @@ def _serialized(serialize: Callable[[Any], bytes] | None, response: Any) -> byte
 async def _surrounded(around: Around, behaviour: Any, request: object, context: Context) -> object:  # noqa: ANN401 (of any method)
     enter_call(context.peer())
     try:
-        async with around(request, context):
+        async with around(request, context) as request:
             return await behaviour(request, context)
     finally:
         # An error raised here may live long, and keeps this frame alive.
         del request
 
 
+async def _stream_surrounded(
+    around: Around,
+    behaviour: Any,  # noqa: ANN401 (of any method)
+    requests: AsyncIterator[Any],
+    context: Context,
+) -> AsyncIterator[object]:
+    enter_call(context.peer())
+    async with around(requests, context) as requests:
+        async for response in behaviour(requests, context):
+            yield response
+
+
 @asynccontextmanager
 async def _within(
     outer: Around, inner: Around, request: object, context: Context
-) -> AsyncIterator[None]:
+) -> AsyncIterator[object]:
     try:
-        async with outer(request, context), inner(request, context):
-            yield
+        async with outer(request, context) as request, inner(request, context) as request:
+            yield request
     finally:
         del request
 
@@ -180,10 +206,10 @@ class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):
         return handler and surround(handler, self._compare)
 
     @asynccontextmanager
-    async def _compare(self, request: object, context: Context) -> AsyncIterator[None]:
+    async def _compare(self, request: object, context: Context) -> AsyncIterator[object]:
         if problem := identity_mismatch(request, self._loaded_model()):
             await abort(context, grpc.StatusCode.NOT_FOUND, problem)
-        yield
+        yield request
 
 
 class LateServices(grpc.aio.ServerInterceptor, grpc.GenericRpcHandler):

@@ -109,10 +109,12 @@ async def tokenize(call: GenerationCall, model: ServedModel) -> Sequence[int]:
 
 async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
     """Return the text of token ids."""
-    require_ids("tokens", token_ids, model)
-    return await worker_pool.run(
-        lambda: model.tokenizer.decode(token_ids), size_bytes=BYTES_PER_ID * len(token_ids)
-    )
+
+    def decode() -> str:
+        require_ids("tokens", token_ids, model)
+        return model.tokenizer.decode(token_ids)
+
+    return await worker_pool.run(decode, size_bytes=BYTES_PER_ID * len(token_ids))
 
 
 def _request(

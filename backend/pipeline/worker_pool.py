@@ -1,8 +1,8 @@
 """Threads for work that would block the event loop.
 
-Three lanes keep light, heavy and media work apart. In each, callers take turns, and the queue is
-limited in number and bytes. Work whose caller has left is dropped before it starts; running work
-ends at its next `require_caller`.
+Lanes keep apart light, heavy and media work, and the decoding of requests. In each, callers take
+turns, and the queue is limited in number and bytes. Work whose caller has left is dropped before it
+starts; running work ends at its next `require_caller`.
 
 """
 
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from backend.config import (
+    DECODING_THREADS,
     HEAVY_THREADS,
     LIGHT_THREADS,
     LIGHT_WORK_BYTES,
@@ -182,6 +183,7 @@ class _Lanes:
         self.light = Lane(_new_threads("light", LIGHT_THREADS), LIGHT_THREADS)
         self.heavy = Lane(_new_threads("heavy", HEAVY_THREADS), HEAVY_THREADS)
         self.media = Lane(_new_threads("media", MEDIA_THREADS), MEDIA_THREADS)
+        self.decoding = Lane(_new_threads("decoding", DECODING_THREADS), DECODING_THREADS)
 
     def renew(self) -> None:
         self.light.move_to(_new_threads("light", LIGHT_THREADS))
@@ -222,6 +224,11 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
     lanes = _pool.lanes()
     by_size = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
     return await (lanes.media if reads_media else by_size).run(work, size_bytes)
+
+
+async def run_decoding(work: Callable[[], Result], *, size_bytes: int) -> Result:
+    """Decode a request on the thread for that, as `run` does other work."""
+    return await _pool.lanes().decoding.run(work, size_bytes)
 
 
 def renew_threads() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -186,11 +187,12 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _translate(request: object, context: Context) -> AsyncIterator[None]:
-    # This frame lives as long as its error.
+async def _translate(request: object, context: Context) -> AsyncIterator[object]:
+    # This frame lives as long as its error: it keeps no request.
+    passed_on = [request]
     del request
     try:
-        yield
+        yield passed_on.pop()
     except grpc.aio.InternalError:
         # A message could not be sent: the peer is gone, and gRPC has not reported it yet.
         raise asyncio.CancelledError from None
@@ -220,6 +222,7 @@ def _release(error: BaseException) -> None:
 
 
 SERVICES = tuple(pb.DESCRIPTOR.services_by_name.values())
+_STANDARD_SERVICES = (health.SERVICE_NAME, reflection.SERVICE_NAME)
 FLUSH_TIMEOUT_S = 0.5
 
 CHANNEL_OPTIONS = (
@@ -304,12 +307,13 @@ class BackendServer:
     ) -> list[grpc.aio.ServerInterceptor]:
         """Return the interceptors, the outermost first."""
         authentication = [BearerTokenInterceptor(auth_token)] if auth_token else []
+        find_service = descriptor_pool.Default().FindServiceByName
         return [
             *authentication,
             self._late_services,
             *tracing,
             StatusInterceptor(),
-            DecodingInterceptor(*SERVICES),
+            DecodingInterceptor(*SERVICES, *map(find_service, _STANDARD_SERVICES)),
             ModelIdentityInterceptor(self._loaded_model),
         ]
 

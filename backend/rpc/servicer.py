@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
@@ -72,7 +72,7 @@ from backend.rpc.reports import metadata_response, metrics_response, status_resp
 from backend.rpc.server import FallibleEngine
 from common.machine_memory import Heap
 from common.process import in_own_thread
-from common.rpc import Context, identity_mismatch
+from common.rpc import Context, identity_mismatch, present_request_bytes
 
 # ruff: noqa: N802 - the methods have the names of the RPCs
 
@@ -269,6 +269,8 @@ IDS_PER_TURN = 2**14
 
 log = logging.getLogger(__name__)
 
+Call = TypeVar("Call")
+
 
 class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
     """The engine of a service: loads models, reports its state, and runs the pipelines' work."""
@@ -354,7 +356,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def TokenizeString(self, request: pb.PredictOptions, _context: Context) -> bytes:
         """Answer with the ids of a text, or of a rendered conversation."""
         model = await self._model(request)
-        token_ids = await tokenize(await self._call(prompt_part(request), model), model)
+        token_ids = await tokenize(await self._call(request, model, prompt_part), model)
         return await token_response(token_ids)
 
     async def Detokenize(
@@ -384,28 +386,26 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         """Answer with the vector of a text, or of each of its tokens."""
-        return embedding_result(
-            await embed(embedding_call(request), await self._model(request), self._engine)
-        )
+        call = await _parsed(partial(embedding_call, request))
+        return embedding_result(await embed(call, await self._model(request), self._engine))
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
-        call, model = score_call(request), await self._model(request)
+        call, model = await _parsed(partial(score_call, request)), await self._model(request)
         if call.question_type or model.card.decisions:
             return decision_response(await decide(call, model, self._engine), request)
         return score_response(await score(call, model, self._engine), request)
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""
-        return rerank_result(
-            await rerank(rerank_call(request), await self._model(request), self._engine)
-        )
+        call = await _parsed(partial(rerank_call, request))
+        return rerank_result(await rerank(call, await self._model(request), self._engine))
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         """Answer with the entities of a text."""
-        call = classify_call(request)
+        call = await _parsed(partial(classify_call, request))
         return classify_response(await classify(call, await self._model(request), self._engine))
 
     async def AudioTranscription(
@@ -463,18 +463,30 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         model = await self._model(request)
         return generate(await self._call(request, model), model, self._engine)
 
-    async def _call(self, request: pb.PredictOptions, model: ServedModel) -> GenerationCall:
-        size_bytes = request.ByteSize()
+    async def _call(
+        self,
+        request: pb.PredictOptions,
+        model: ServedModel,
+        part: Callable[[pb.PredictOptions], pb.PredictOptions] = lambda request: request,
+    ) -> GenerationCall:
+        size_bytes = present_request_bytes()
         # A picture of few bytes may have many pixels.
         is_large = size_bytes > TRIMMED_REQUEST_BYTES or request.Images or request.Videos
         if is_large and (task := asyncio.current_task()):
             task.add_done_callback(lambda _: self._heap.trim_soon())
-        if size_bytes <= INLINE_REQUEST_BYTES and len(request.Messages) <= INLINE_MESSAGES:
-            return generation_call(request, model.options)
-        # It takes a while: the loop answers others meanwhile.
-        return await worker_pool.run(
-            lambda: generation_call(request, model.options), size_bytes=size_bytes
-        )
+
+        def parse() -> GenerationCall:
+            return generation_call(part(request), model.options, size_bytes)
+
+        return await _parsed(parse, takes_long=len(request.Messages) > INLINE_MESSAGES)
+
+
+async def _parsed(parse: Callable[[], Call], *, takes_long: bool = False) -> Call:
+    """Return the call that the present request becomes; the loop answers others meanwhile."""
+    size_bytes = present_request_bytes()
+    if size_bytes <= INLINE_REQUEST_BYTES and not takes_long:
+        return parse()
+    return await worker_pool.run(parse, size_bytes=size_bytes)
 
 
 @contextmanager

@@ -150,8 +150,10 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def generation_call(request: pb.PredictOptions, options: ModelOptions) -> GenerationCall:
-    """Return the call of a request; the loaded model's options fill its gaps."""
+def generation_call(
+    request: pb.PredictOptions, options: ModelOptions, size_bytes: int = 0
+) -> GenerationCall:
+    """Return the call of a request of so many bytes; the model's options fill its gaps."""
     tuning = options.tuning
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     use = tool_use(request)
@@ -172,7 +174,7 @@ def generation_call(request: pb.PredictOptions, options: ModelOptions) -> Genera
         cache_scope=_cache_scope(request, tuning.prompt_cache.cache_sharing),
         shares_system_prompt=_shares_system_prompt(request),
         debug=request.Debug or request.DebugMode,
-        size_bytes=request.ByteSize(),
+        size_bytes=size_bytes,
     )
 
 

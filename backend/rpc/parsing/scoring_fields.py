@@ -40,6 +40,7 @@ from backend.rpc.parsing.checks import (
 
 _EMBEDDINGS = pb.EmbeddingResult.EMBEDDINGS_FIELD_NUMBER
 _LENGTH_DELIMITED, _VARINT_BASE = 2, 128
+_IDS_PER_SLICE = 2**12
 # As some models call a question of yes or no.
 _OTHER_NAMES = {"noul": "bool"}
 
@@ -137,7 +138,15 @@ def embedding_call(request: pb.PredictOptions) -> EmbeddingCall:
     require_at_most("EmbeddingTokens", request.EmbeddingTokens, MAX_TOKEN_IDS)
     if not request.Embeddings and not request.EmbeddingTokens:
         raise InvalidRequestError("Embeddings", "is empty, and so is EmbeddingTokens")
-    return EmbeddingCall(text=request.Embeddings, token_ids=tuple(request.EmbeddingTokens))
+    return EmbeddingCall(text=request.Embeddings, token_ids=_ids(request.EmbeddingTokens))
+
+
+def _ids(values: Sequence[int]) -> tuple[int, ...]:
+    """Return the values of a repeated field; a million at once would hold the GIL too long."""
+    ids: list[int] = []
+    for start in range(0, len(values), _IDS_PER_SLICE):
+        ids += values[start : start + _IDS_PER_SLICE]
+    return tuple(ids)
 
 
 def embedding_result(embedding: Embedding) -> pb.EmbeddingResult:
