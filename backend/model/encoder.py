@@ -30,6 +30,7 @@ from backend.model.checkpoint.weights import (
     memory_bytes,
     need_no_room,
     require_memory,
+    rules_out_float32,
     weights_bytes,
 )
 from backend.model.device import DEVICE
@@ -367,7 +368,7 @@ def _lazy_network(options: ModelOptions, directory: Path, class_name: str, label
         cast_weights(network, options.dtype)
     DEVICE.prepare(
         network,
-        keeps_type=options.dtype is not None,
+        keeps_type=rules_out_float32(options.dtype),
         dequantises=options.tuning.checkpoint.dequantize,
     )
     return network

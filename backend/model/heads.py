@@ -25,7 +25,7 @@ from backend.model.checkpoint.config_file import (
 )
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.checkpoint.upstream import Network, is_installed
-from backend.model.checkpoint.weights import cast_weights
+from backend.model.checkpoint.weights import cast_weights, rules_out_float32
 from backend.model.device import DEVICE, Device
 
 # Arrays in nested dicts and lists, as MLX keeps them.
@@ -247,7 +247,8 @@ class HeadWeights:
         """Prepare weights that may still be lazy, before anything depends on their type."""
         if self.dtype is not None:
             cast_weights(head, self.dtype)
-        device.prepare(head, keeps_type=self.dtype is not None, dequantises=self.dequantises)
+        keeps_type = rules_out_float32(self.dtype)
+        device.prepare(head, keeps_type=keeps_type, dequantises=self.dequantises)
 
 
 def load_weights(

@@ -54,6 +54,7 @@ from backend.model.checkpoint.weights import (
     memory_bytes,
     need_no_room,
     require_memory,
+    rules_out_float32,
     weights_bytes,
 )
 from backend.model.device import DEVICE
@@ -267,7 +268,7 @@ def _adjust(network: Network, options: ModelOptions) -> "Experts | None":
         cast_weights(network, options.dtype)
     experts = _take_out(network) if options.tuning.checkpoint.keeps_experts_on_disk else None
     # Ranks on other machines may compute otherwise, and their results are added.
-    keeps_type = options.dtype is not None or asks_for_several(options)
+    keeps_type = rules_out_float32(options.dtype) or asks_for_several(options)
     DEVICE.prepare(network, keeps_type=keeps_type, dequantises=options.tuning.checkpoint.dequantize)
     if experts is not None:
         experts.foresee(options, network)

@@ -251,6 +251,7 @@ def test_a_network_in_training_is_cast_and_keeps_its_gradients(quantisation):
     [
         (HeadWeights(), False),
         (HeadWeights(dequantises=False), True),
+        (HeadWeights(dtype="float32"), False),
         (HeadWeights(dtype="bfloat16"), True),
     ],
 )

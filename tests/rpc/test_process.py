@@ -160,14 +160,14 @@ def test_a_quantised_model_is_dequantised_unless_an_option_says_otherwise(start,
     backend = start("--addr", "127.0.0.1:{port}", MLX_BACKEND_PRELOAD_BLAS="1")
     with grpc.insecure_channel(f"127.0.0.1:{backend.port}") as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
-        for options in ([], ["dequantize:false"]):
-            model = pb.ModelOptions(Model=str(quantised), Options=options)
+        for chosen in ({}, {"DType": "float32"}, {"Options": ["dequantize:false"]}):
+            model = pb.ModelOptions(Model=str(quantised), **chosen)
             assert stub.LoadModel(model, wait_for_ready=True).success
             request = pb.PredictOptions(Prompt="ba be bi bo bu " * 8, Tokens=24, IgnoreEOS=True)
             written.append(stub.Predict(request).message)
-    assert written[0] == written[1] != b""
+    assert written[0] == written[1] == written[2] != b""
     lines = [line for line in backend.lines() if "are dequantised to float32" in line]
-    assert len(lines) == 1
+    assert len(lines) == 2
 
 
 @pytest.mark.mlx

@@ -21,6 +21,11 @@ PIECE_BYTES = 256 * 2**20
 _GIB = 2**30
 
 
+def rules_out_float32(dtype: str | None) -> bool:
+    """Tell whether weights of a chosen type, or of none, may not become float32 on a CPU."""
+    return dtype not in (None, "float32")
+
+
 def cast_weights(network: Network, dtype: str) -> None:
     """Cast floating-point weights lazily, except those that the model keeps exact.
 
