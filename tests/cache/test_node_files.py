@@ -253,7 +253,7 @@ def test_a_node_larger_than_all_that_may_wait_is_written_when_nothing_else_waits
     monkeypatch.setattr(disk_tier, "MAX_PENDING_BYTES", 10)
     tier = DiskTier(NodeDirectory(tmp_path, MODEL, 10**9), tell_nobody, ends_at_snapshots=False)
     assert tier.write(stored(0, 50))
-    tier.close(timeout_s=10)
+    tier.close(timeout_s=60)
     assert tier.metrics["prompt_cache.disk.written_bytes"] == stored(0, 50).segment.nbytes
 
 
@@ -290,7 +290,7 @@ def test_a_full_disk_is_told_once_however_much_it_refuses(tmp_path, caplog):
     with full_disk(1000):
         for start in range(0, 1000, 100):
             assert tier.write(stored(start, start + 100))
-        tier.close(timeout_s=10)
+        tier.close(timeout_s=60)
     told = [record for record in caplog.records if "failed (" in record.message]
     assert len(told) == 1
 
@@ -309,8 +309,8 @@ def test_a_tier_whose_thread_fails_says_so_once_and_keeps_nobody_waiting(tmp_pat
     key = TokenKey.from_ids(range(5))
     # The one that waits is told, and all later ones at once.
     while tier.read(key, 0, found.put):
-        assert found.get(timeout=10) in ([], ())
+        assert found.get(timeout=60) in ([], ())
     assert not tier.write(stored(0, 5))
-    tier.close(timeout_s=10)
+    tier.close(timeout_s=60)
     told = [record for record in caplog.records if "the disk is no longer used" in record.message]
     assert len(told) == 1

@@ -13,7 +13,7 @@ from adapters import write_adapter
 from serving import UNENDING, Stderr, code_of, served, stream
 from waiting import until
 
-from backend.core.engine_status import EngineState
+from backend.core.engine_status import EngineState, RequestPhase
 from backend.pb import backend_pb2 as pb
 from scripts.sweep.text_models import build_text_model
 from scripts.tiny_models import build
@@ -283,7 +283,8 @@ async def test_metrics_count_tokens(tiny_models):
 
 async def test_metrics_list_each_request_with_its_progress(tiny_models):
     options = ["max_slots:2", "prefill_chunk:1", "prefill_chunk_alone:1", "prefill_pause_ms:1"]
-    async with served(tiny_models("llama"), Options=options) as backend:
+    # So long that neither the stream nor the prompt comes to its end.
+    async with served(tiny_models("llama"), MaxModelLen=65_536, Options=options) as backend:
 
         async def requests() -> dict[str, dict]:
             metrics = await backend.stub.GetMetrics(pb.MetricsRequest())
@@ -293,9 +294,15 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):
         active = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="a"))
         await active.read()
         prefilling = backend.stub.PredictStream(
-            pb.PredictOptions(Prompt="ba be bi " * 600, IgnoreEOS=True, CorrelationId="p")
+            pb.PredictOptions(Prompt="ba be bi " * 6000, IgnoreEOS=True, CorrelationId="p")
         )
-        await until(lambda: backend.engine.status().metrics["slots_taken"] == 2)
+        rows = backend.engine.status
+        await until(
+            lambda: any(
+                row.phase is RequestPhase.PREFILLING and row.prefilled_tokens
+                for row in rows().requests
+            )
+        )
         waiting = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="w"))
         await until(lambda: backend.engine.status().metrics["waiting"] == 1)
         seen = await requests()

@@ -8,7 +8,7 @@ from html import escape
 from urllib.parse import urlsplit
 
 import pytest
-from serving import served
+from serving import UNENDING, served
 from waiting import until
 
 from backend.cli.client import BackendClient
@@ -52,11 +52,13 @@ async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs
     tiny_models, tmp_path
 ):
     async with (
-        served(tiny_models("llama"), auth_token=SESAME, memory_ledger=tmp_path) as backend,
+        served(
+            tiny_models("llama"), auth_token=SESAME, memory_ledger=tmp_path, MaxModelLen=65_536
+        ) as backend,
         BackendClient(backend.address, SESAME) as client,
     ):
         await consume(client, raw("first", Tokens=4))
-        running = asyncio.create_task(consume(client, raw(MARKUP)))
+        running = asyncio.create_task(consume(client, raw(MARKUP, **UNENDING)))
         await until(lambda: any(r.generated_tokens for r in backend.engine.status().requests))
         await until(lambda: backend.engine.status().machine is not None)
         (own,) = backend.engine.status().machine.backends

@@ -5,7 +5,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from serving import Stderr, chat, served, user
+from serving import UNENDING, Stderr, chat, served, user
 from waiting import until
 
 from backend.pb import backend_pb2 as pb
@@ -138,7 +138,7 @@ async def test_a_prompt_whose_caller_left_goes_on_where_it_stopped(tiny_models, 
     prompt = "ba be bi bo bu " * 500
     options = ["prefill_chunk_alone:16"]
     async with served(tiny_models(family), MaxModelLen=8192, Options=options) as backend:
-        call = backend.stub.PredictStream(raw(prompt, CorrelationId="left"))
+        call = backend.stub.PredictStream(raw(prompt, CorrelationId="left", **UNENDING))
         await until(lambda: any(r.prefilled_tokens > 100 for r in backend.engine.status().requests))
         call.cancel()
         await until(lambda: backend.is_idle)

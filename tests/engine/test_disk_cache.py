@@ -173,7 +173,7 @@ def test_a_request_may_leave_while_it_waits_for_the_disk(networks, tmp_path):
     driver.loop.requests.submit(make_request("first", BASE))
     assert driver.loop.is_idle
     driver.loop.requests.cancel("first")
-    driver.loop.requests.take_in(driver.fetched.get(timeout=10))
+    driver.loop.requests.take_in(driver.fetched.get(timeout=60))
     driver.loop.check()
     assert driver.loop.status().metrics["waiting"] == 0
     leave(driver)

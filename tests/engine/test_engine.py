@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_driver import VOCAB, make_request, prompt_of
+from engine_driver import VOCAB, endless_request, make_request, prompt_of
 from engine_events import events_of
 from groups import workers
 from serving import Stderr
@@ -101,7 +101,7 @@ async def test_without_a_model_nothing_is_submitted(engine):
 
 async def test_a_second_load_replaces_the_first_and_ends_its_requests(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    running = asyncio.create_task(collect(engine, endless_request("a")))
     await asyncio.sleep(0)
     card = await engine.load(options(tiny_models("qwen3")))
     assert card.model_type == "qwen3"
@@ -162,7 +162,7 @@ async def test_free_ends_a_running_load(engine, tiny_models):
 
 async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    running = asyncio.create_task(collect(engine, endless_request("a")))
     await asyncio.sleep(0)
     await engine.free()
     with pytest.raises(RequestCancelledError):
@@ -219,7 +219,7 @@ async def test_who_has_the_last_event_finds_the_request_in_the_snapshot_no_more(
     engine, tiny_models
 ):
     await engine.load(options(tiny_models("llama")))
-    running = asyncio.create_task(collect(engine, make_request("z", prompt_of(5), max_tokens=4000)))
+    running = asyncio.create_task(collect(engine, endless_request("z")))
     generated = 0
     for i in range(40):
         await collect(engine, make_request(f"r{i}", prompt_of(5, i), max_tokens=1 + i % 7))
@@ -246,7 +246,7 @@ async def test_a_lone_request_leaves_a_ready_engine_whatever_ends_it(engine, tin
 async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
     await engine.load(options(tiny_models("llama"), max_slots=1, max_waiting=1))
     for name in ("a", "b"):
-        engine.submit(engine.model, make_request(name, prompt_of(5), max_tokens=4000))
+        engine.submit(engine.model, endless_request(name))
     with pytest.raises(OverloadedError, match="max_waiting 1"):
         engine.submit(engine.model, make_request("c", prompt_of(5)))
     engine.cancel("a")
@@ -255,7 +255,7 @@ async def test_too_many_requests_are_refused_at_once(engine, tiny_models):
 
 async def test_an_id_that_is_running_is_refused(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    engine.submit(engine.model, make_request("a", prompt_of(5), max_tokens=4000))
+    engine.submit(engine.model, endless_request("a"))
     with pytest.raises(InvalidRequestError, match="CorrelationId"):
         engine.submit(engine.model, make_request("a", prompt_of(5)))
 
@@ -297,7 +297,7 @@ async def test_a_preparation_that_fails_holds_nobody_up(engine, tiny_models):
 
 async def test_closing_ends_what_does_not_finish_in_time(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=4000)))
+    running = asyncio.create_task(collect(engine, endless_request("a")))
     await asyncio.sleep(0)
     await engine.close(drain_timeout_s=0.0)
     with pytest.raises(ShuttingDownError):

@@ -242,7 +242,7 @@ class Driver:
             self.loop.requests.submit(request)
         while not self.loop.is_idle or self.loop.status().metrics["waiting"]:
             if self.loop.is_idle:
-                self.loop.requests.take_in(self.fetched.get(timeout=10))
+                self.loop.requests.take_in(self.fetched.get(timeout=60))
             self.turn()
         return [self.outcomes[request.request_id] for request in requests]
 
@@ -262,6 +262,17 @@ def make_request(
         stop_token_ids=frozenset(options.pop("stop", ())),
         params=GenerationParams(request_id=name, max_tokens=limit, **options),
         **server,
+    )
+
+
+def endless_request(name: str, token_ids: Sequence[int] = ()) -> GenerationRequest:
+    """Return a request that runs until it is cancelled: without a limit, and without drafts."""
+    return make_request(
+        name,
+        token_ids or prompt_of(9),
+        max_tokens=1_000_000,
+        is_open_ended=True,
+        may_speculate=False,
     )
 
 

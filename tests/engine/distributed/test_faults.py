@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import grpc.aio
 import pytest
-from engine_driver import make_request, prompt_of
+from engine_driver import endless_request, make_request, prompt_of
 from groups import Outcome, descendants, grouped, is_alive, take, workers, workers_of
 from serving import Stub
 from waiting import until
@@ -32,7 +32,7 @@ from backend.pipeline.served_model import ServedModel
 
 pytestmark = pytest.mark.mlx
 
-ENDLESS = 3000
+LONG = 3000
 
 
 def in_phase(engine, phase):
@@ -43,7 +43,7 @@ async def test_a_rank_that_dies_costs_no_request(engine, small_llama):
     await engine.load(grouped(small_llama, 2, prefill_chunk=16, max_cache_bytes=0))
     requests = [make_request(f"a{i}", prompt_of(120, i), max_tokens=60) for i in range(3)]
     alone = [(await take(engine, request)).tokens for request in requests]
-    endless = make_request("endless", prompt_of(9), max_tokens=ENDLESS, may_speculate=False)
+    endless = endless_request("endless")
     for number, rank in enumerate((1, 0), start=1):
         outcomes = [Outcome() for _ in requests]
         calls = map(partial(take, engine), [*requests, endless], [*outcomes, Outcome()])
@@ -87,9 +87,7 @@ async def test_a_request_that_ends_a_group_each_time_fails_and_its_neighbour_fin
 async def test_a_rank_that_hangs_is_told_and_can_be_freed(small_llama, caplog, rank):
     engine = Engine(serve=ServedModel.of, long_turn_s=1.0)
     await engine.load(grouped(small_llama, 2))
-    stream = asyncio.ensure_future(
-        take(engine, make_request("a", prompt_of(9), max_tokens=ENDLESS, may_speculate=False))
-    )
+    stream = asyncio.ensure_future(take(engine, endless_request("a")))
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
     before = workers()
     os.kill(before[rank], signal.SIGSTOP)
@@ -101,7 +99,7 @@ async def test_a_rank_that_hangs_is_told_and_can_be_freed(small_llama, caplog, r
     os.kill(before[rank], signal.SIGSTOP)
     # More than a connection holds that nobody reads.
     waiting = [
-        asyncio.ensure_future(take(engine, make_request(f"b{i}", prompt_of(ENDLESS, i))))
+        asyncio.ensure_future(take(engine, make_request(f"b{i}", prompt_of(LONG, i))))
         for i in range(200)
     ]
     await until(lambda: len(engine.calls.requests) == 201)
@@ -121,9 +119,7 @@ async def test_a_group_with_nothing_to_do_is_not_stuck(engine, small_llama):
     await take(engine, make_request("a", prompt_of(9)))
     engine.cancel("never known")
     await until(lambda: engine.status().metrics["turn_s"] == 0.0)
-    stream = asyncio.ensure_future(
-        take(engine, make_request("b", prompt_of(9), max_tokens=ENDLESS, may_speculate=False))
-    )
+    stream = asyncio.ensure_future(take(engine, endless_request("b")))
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
     engine.cancel("b")
     await until(lambda: engine.status().state is EngineState.READY)

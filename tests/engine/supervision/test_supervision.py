@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_driver import make_request, prompt_of
+from engine_driver import endless_request, make_request, prompt_of
 from groups import is_alive, workers
 from waiting import until
 
@@ -32,7 +32,6 @@ from backend.errors import (
 )
 from backend.pipeline.served_model import ServedModel
 
-ENDLESS = 3000
 RELOAD_TIMEOUT_S = 10
 
 
@@ -48,11 +47,10 @@ async def take(engine, request, tokens):
         engine.cancel(request.request_id)
 
 
-async def streaming(engine, name="a", max_tokens=ENDLESS):
-    """Return a stream that has begun, and the tokens that it gets."""
+async def streaming(engine, request=None):
+    """Return a stream that has begun, endless unless it is given, and the tokens that it gets."""
     tokens = []
-    # Drafts would end it before it is interrupted.
-    request = make_request(name, prompt_of(9), max_tokens=max_tokens, may_speculate=False)
+    request = request or endless_request("endless")
     stream = asyncio.ensure_future(take(engine, request, tokens))
     await until(lambda: tokens or stream.done())
     return stream, tokens
@@ -82,7 +80,7 @@ async def engine():
 async def test_a_process_ends_even_if_who_waits_for_its_end_leaves():
     process = await EngineProcess.started(lambda *_: None, lambda *_: None, None)
     os.kill(process.process_id, signal.SIGSTOP)
-    end = asyncio.ensure_future(process.end(ENDLESS))
+    end = asyncio.ensure_future(process.end(3600.0))
     await asyncio.sleep(0)
     end.cancel()
     await asyncio.wait([end])
@@ -119,7 +117,7 @@ async def test_free_tells_callers_before_a_recovery_has_ended(engine, tiny_model
 @pytest.mark.mlx
 async def test_a_request_too_large_for_the_wire_ends_alone(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
-    stream, tokens = await streaming(engine, max_tokens=200)
+    stream, tokens = await streaming(engine, make_request("a", prompt_of(9), max_tokens=200))
     request = make_request("large", [1, 2, 3])
     film = MediaSpan(0, 2, b"film", {"frames": np.zeros(MAX_FRAME_BYTES + 1, np.uint8)})
     request = replace(request, prompt=replace(request.prompt, media=(film,)))
@@ -135,9 +133,12 @@ async def test_a_process_that_hangs_while_it_loads_again_counts_as_one_that_coul
 ):
     await engine.load(options(tiny_models("llama"), reload_timeout_s=RELOAD_TIMEOUT_S))
     spare = await stopped_spare(engine)
-    stream, tokens = await streaming(engine, max_tokens=600)
+    endless, _ = await streaming(engine)
+    stream, tokens = await streaming(engine, make_request("a", prompt_of(9), max_tokens=600))
     os.kill(engine.process_id, signal.SIGKILL)
+    await until(lambda: engine.status().metrics["restarts"] == 1)
     await stream
+    endless.cancel()
     assert len(tokens) == 600
     assert not is_alive(spare)
     assert f"was not loaded within {RELOAD_TIMEOUT_S} s" in caplog.text

@@ -185,7 +185,7 @@ def test_the_child_ends_with_its_parent(online: dict[str, str], hub: Hub):
         [sys.executable, "-m", "backend.model.checkpoint.fetch", "org/tiny", "--parent", stranger],
         env=online,
         check=False,
-        timeout=20,
+        timeout=120,
     )
     assert done.returncode == EXIT_FAILED
 
