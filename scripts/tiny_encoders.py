@@ -152,16 +152,16 @@ def build_privacy_filter(directory: Path, labels: Sequence[str] = ()) -> Path:
     calibration = {"operating_points": {"default": {"biases": biases}}}
     path = directory / "viterbi_calibration.json"
     path.write_text(json.dumps(calibration), encoding="utf-8")
-    return _save(directory, dict(_fused(_drawn_for("openai_privacy_filter", config))))
+    return save(directory, dict(_fused(drawn_for("openai_privacy_filter", config))))
 
 
-def _drawn_for(family: str, config: Mapping[str, Any]) -> Mapping[str, mx.array]:
+def drawn_for(family: str, config: Mapping[str, Any]) -> Mapping[str, mx.array]:
     """Return random weights of a family's network in mlx-vlm."""
     module = importlib.import_module(f"mlx_vlm.models.{family}")
-    return _drawn(module.Model(module.ModelConfig.from_dict(config)))
+    return drawn(module.Model(module.ModelConfig.from_dict(config)))
 
 
-def _save(directory: Path, weights: Mapping[str, mx.array]) -> Path:
+def save(directory: Path, weights: Mapping[str, mx.array]) -> Path:
     """Write weights as torch does; return the directory."""
     path = directory / "model.safetensors"
     mx.save_safetensors(str(path), dict(weights), metadata={"format": "pt"})
@@ -192,8 +192,8 @@ def build_extractor(directory: Path) -> Path:
     (inner / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (directory / "config.json").write_text(json.dumps(_EXTRACTOR), encoding="utf-8")
     config = {**_EXTRACTOR, "encoder_config": settings}
-    drawn = _drawn_for("gliner2_5", config)
-    return _save(directory, {_published(name): weight for name, weight in drawn.items()})
+    drawn = drawn_for("gliner2_5", config)
+    return save(directory, {_published(name): weight for name, weight in drawn.items()})
 
 
 def build_decider(directory: Path) -> Path:
@@ -205,7 +205,7 @@ def build_decider(directory: Path) -> Path:
     }
     config = {**_DECIDER, "encoder_config": inner}
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return _save(directory, dict(_packed(_drawn_for("laya", config))))
+    return save(directory, dict(_packed(drawn_for("laya", config))))
 
 
 def _packed(weights: Mapping[str, mx.array]) -> Iterator[tuple[str, mx.array]]:
@@ -279,10 +279,10 @@ def _build(
 
 
 def _save_weights(network: Any, path: Path) -> None:  # noqa: ANN401 - untyped upstream
-    mx.save_safetensors(str(path), _drawn(network), metadata={"format": "mlx"})
+    mx.save_safetensors(str(path), drawn(network), metadata={"format": "mlx"})
 
 
-def _drawn(network: Any) -> dict[str, mx.array]:  # noqa: ANN401 - untyped upstream
+def drawn(network: Any) -> dict[str, mx.array]:  # noqa: ANN401 - untyped upstream
     """Draw weights large enough for every token to matter."""
     key = mx.random.key(0)
     weights = {}

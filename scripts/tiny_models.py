@@ -6,7 +6,7 @@ mlx-lm would load any model. The same arguments always give the same weights.
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -325,22 +325,45 @@ def _write_tokenizer(directory: Path, vocab: int) -> int:
     return int(tokenizer.eos_token_id)
 
 
-def train_bpe() -> Tokenizer:
-    """Train byte-level BPE of `VOCAB_SIZE` on syllables, without unknown bytes in any text."""
+def train_bpe(words: Sequence[str] = ()) -> Tokenizer:
+    """Train byte-level BPE of `VOCAB_SIZE` on syllables, without unknown bytes in any text.
+
+    Args:
+        words: Texts that become single tokens, as far as there is room for them.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(_SPECIAL) - len(_MARKERS),
+        vocab_size=VOCAB_SIZE - len(_SPECIAL) - len(_MARKERS) - len(_merges(words)),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     syllables = [first + second for first in _LETTERS for second in "aeiou"]
-    words = [a + b for a, b in zip(syllables, reversed(syllables), strict=True)]
-    bpe.train_from_iterator([" ".join(words)], trainer)
+    pairs = [a + b for a, b in zip(syllables, reversed(syllables), strict=True)]
+    bpe.train_from_iterator([" ".join(pairs)], trainer)
+    bpe = _with_words(bpe, words)
     bpe.add_special_tokens([AddedToken(token, normalized=False) for token in _SPECIAL])
     bpe.add_tokens([AddedToken(token, normalized=False) for token in _MARKERS])
     return bpe
+
+
+def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the merges, in order, that make each word a token."""
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pieces = [spelled.pre_tokenize_str(word)[0][0] for word in words]
+    found = ((piece[:end], piece[end]) for piece in pieces for end in range(1, len(piece)))
+    return list(dict.fromkeys(found))
+
+
+def _with_words(bpe: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """Add merges before all others."""
+    content = json.loads(bpe.to_str())
+    model, merges = content["model"], _merges(words)
+    for left, right in merges:
+        model["vocab"].setdefault(left + right, len(model["vocab"]))
+    model["merges"] = [*map(list, merges), *model["merges"]]
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def _fill_vocabulary(path: Path, vocab: int) -> None:

@@ -70,7 +70,7 @@ def build_shape(shape: VisionFamily, directory: Path, *, seed: int = 0) -> Path:
 
 def _write_tokenizer(shape: VisionFamily, directory: Path) -> PreTrainedTokenizerFast:
     """Write tokenizer and chat template."""
-    bpe = _reserved(train_bpe(), shape.fixed_ids)
+    bpe = _reserved(train_bpe(shape.words), shape.fixed_ids)
     media = (
         *shape.fixed_ids,
         *shape.token_ids.values(),
@@ -131,7 +131,7 @@ def _draw_weights(
     The head never produces the tokens of media, which only the processor may write.
     """
     mx.random.seed(seed)
-    parameters = tree_flatten(_make_network(config, directory).parameters())
+    parameters = tree_flatten(make_network(config, directory).parameters())
     heads = tuple(name for name, _ in parameters if name.endswith("lm_head.weight"))
     answers = heads or tuple(name for name, _ in parameters if _is_embedding(name))
 
@@ -154,7 +154,8 @@ def _is_embedding(name: str) -> bool:
     return "embed_tokens" in name or name.endswith(("tok_embeddings.weight", "wte.weight"))
 
 
-def _make_network(config: Mapping[str, Any], directory: Path) -> nn.Module:
+def make_network(config: Mapping[str, Any], directory: Path) -> nn.Module:
+    """Return mlx-vlm's network for a complete config.json."""
     module, _ = get_model_and_args(dict(config), directory)
     sections = {f"{kind}_config": {} for kind in _SECTIONS[:3]} | deepcopy(dict(config))
     return module.Model(

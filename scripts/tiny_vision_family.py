@@ -23,6 +23,7 @@ class VisionFamily:
         bos_token: The first token of the processor's prompts, if any.
         fixed_ids: Special tokens with ids hard-coded in the processor.
         code: The checkpoint's own model code, if any.
+        words: Texts that are single tokens.
         section: The part of config.json with the model's configuration, if not all of it.
     """
 
@@ -37,6 +38,7 @@ class VisionFamily:
     bos_token: str | None = None
     fixed_ids: Mapping[str, int] = field(default_factory=dict)
     code: str = ""
+    words: tuple[str, ...] = ()
     section: str | None = None
 
 

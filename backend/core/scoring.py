@@ -1,7 +1,7 @@
 """Calls that generate nothing, their requests to the engine, and their results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from msgspec import Struct
@@ -203,37 +203,45 @@ class DecisionProfile:
     """How a decision model answers.
 
     Attributes:
-        question_tokens: Limit of a question with its options.
         temperatures: Of the softmax over options, by type of question, or `type:options` for some
-            numbers of options.
+            numbers of options; 1 for others.
+        question_tokens: Limit of a question with its options, if config.json sets one.
+        isolates_levels: Whether each level of a score is asked about by itself.
     """
 
-    question_tokens: int
-    temperatures: Mapping[str, float]
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    question_tokens: int = 0
+    isolates_levels: bool = False
 
     def temperature(self, question_type: QuestionType, options: str) -> float:
         """Return the temperature for a number of options, as `temperatures` names it."""
-        own = self.temperatures[question_type.value]
+        own = self.temperatures.get(question_type.value, 1.0)
         return self.temperatures.get(f"{question_type.value}:{options}", own)
 
 
 class Decision(Struct, frozen=True, tag=True, array_like=True):
-    """The logits of the options of a question, and the probability that acting on it is right."""
+    """The logits of the options of a question.
+
+    Attributes:
+        act: The probability that acting on the answer is right, of models that know it.
+    """
 
     logits: tuple[float, ...]
-    act: float
+    act: float | None = None
 
 
 class DecideRequest(ComputeRequest[Decision], frozen=True, kw_only=True, tag=True, array_like=True):
     """A question with its options and a text, as token ids.
 
     Attributes:
-        marks: Places of the masks before the options, at least two.
+        options: Where each option begins and ends, or the mask before it; at least two.
+        question: Where the question begins and ends, for a network that reads it by itself.
     """
 
     token_ids: tuple[int, ...]
-    marks: tuple[int, ...]
+    options: tuple[tuple[int, int], ...]
     question_type: QuestionType
+    question: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +26,6 @@ from backend.core.scoring import (
     Judgement,
     JudgeRequest,
     Labels,
-    QuestionType,
     Span,
     Spans,
     TokenPair,
@@ -52,12 +51,13 @@ from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 
+if TYPE_CHECKING:
+    from backend.model.deciders import Asked
+
 # An object of mlx-vlm, untyped: with hidden states, or with logits.
 Output: TypeAlias = Any
 
 
-# The order of a decision model's own numbers.
-_QUESTIONS = (QuestionType.CHOICE, QuestionType.SCORE, QuestionType.BOOL)
 # A label that is not in a text, with a higher probability.
 _ABSENT = 0.5
 
@@ -82,9 +82,10 @@ class Encoder:
         """Return the network's output for a text: hidden states, or logits."""
         if hasattr(self._network, "encode"):
             return self._encoded([token_ids])
-        if hasattr(self._network, "decision_types"):
-            inner: mx.array = self._network.encoder(mx.array([token_ids])).last_hidden_state
-            return inner
+        if hasattr(self._network, "states"):
+            ids = mx.array([token_ids])
+            states: mx.array = self._network.states(ids, mx.ones_like(ids))
+            return states
         output = self._run([token_ids], None)
         outputs: mx.array = getattr(output, "logits", None)
         return output.last_hidden_state if outputs is None else outputs
@@ -128,22 +129,31 @@ class Encoder:
 
     def decide(self, requests: Sequence[DecideRequest]) -> list[Decision | GenerationFailedError]:
         """Return the logits of the options of questions in one pass."""
-        rows = [request.token_ids for request in requests]
-        logits, act = self._network(
-            padded(rows, self._pad_id),
-            padded([[1] * len(row) for row in rows]),
-            padded([request.marks for request in requests]),
-            padded([[1] * len(request.marks) for request in requests]).astype(mx.bool_),
-            mx.array([_QUESTIONS.index(request.question_type) for request in requests]),
-        )
-        acts: list[float] = mx.softmax(act.astype(mx.float32), axis=-1)[:, 0].tolist()
+        logits, act = self._network.answer(self._asked(requests))
+        acts = [None] * len(requests) if act is None else act.tolist()
         found = zip(logits.astype(mx.float32).tolist(), acts, requests, strict=True)
         return [
-            Decision(tuple(each[: len(request.marks)]), act)
-            if all(map(isfinite, [*each, act]))
+            Decision(tuple(each[: len(request.options)]), act)
+            if all(map(isfinite, [*each, act or 0.0]))
             else no_numbers()
             for each, act, request in found
         ]
+
+    def _asked(self, requests: Sequence[DecideRequest]) -> "Asked":
+        # Not for every load: a module more.
+        from backend.model.deciders import Asked
+
+        rows = [request.token_ids for request in requests]
+        bounds = [list(zip(*request.options, strict=True)) for request in requests]
+        starts, ends = (padded([each[side] for each in bounds]) for side in (0, 1))
+        return Asked(
+            ids=padded(rows, self._pad_id),
+            mask=padded([[1] * len(row) for row in rows]),
+            options=mx.stack([starts, ends], axis=-1),
+            is_option=padded([[1] * len(each.options) for each in requests]).astype(mx.bool_),
+            questions=mx.array([request.question for request in requests]),
+            types=[request.question_type for request in requests],
+        )
 
     def score_pairs(self, pairs: Sequence[TokenPair]) -> list[float | GenerationFailedError]:
         """Return the logits of pairs in one pass, or their errors."""

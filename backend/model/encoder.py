@@ -5,8 +5,8 @@ mlx-vlm is optional; without it such a checkpoint is refused with an installatio
 
 import importlib
 import logging
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +14,11 @@ from typing import Any
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.core.scoring import DecisionProfile, EmbeddingProfile, PathBiases, TagProfile
+from backend.core.scoring import EmbeddingProfile, PathBiases, TagProfile
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     CONFIG_NAME,
+    decision_profile,
     encoder_profile,
     own_context_length,
     read_json,
@@ -48,10 +49,6 @@ _ARCHITECTURES = {"BoundaryExtractor": "gliner2_5"}
 _INNER = "encoder_config"
 _CALIBRATION = "viterbi_calibration.json"
 _BIAS_PREFIX = "transition_bias_"
-# Questions of a decision model, in the order of its temperatures, and their names here.
-_TYPES = ("choice", "score", "noul")
-_TYPE_NAMES = dict(zip(_TYPES, ("choice", "score", "bool"), strict=True))
-_TEMPERATURES = (0.5, 5.0)
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +69,9 @@ class _Family:
         classes: Of the module, by the kind of the checkpoint.
         finds_path: Whether a text has the likeliest path of BIOES labels.
         length: Name of the setting with the context length, if it has a name of its own.
+        longest: The context length where that is not set.
+        towers: Prefixes of the weights of towers that it does without, by their classes.
+        reader: Class of `backend.model.deciders` that runs the network.
         marks: Tokens that the tokenizer must have.
         roles: Kinds of special tokens that it must have.
         window: Name of the setting with the distance that attention of every layer looks ahead and
@@ -83,6 +83,9 @@ class _Family:
     counts_from_padding: bool = False
     classes: Mapping[ModelKind, str] = field(default_factory=lambda: _TEXTS)
     length: str = ""
+    longest: int = 0
+    reader: str = ""
+    towers: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     roles: tuple[str, ...] = ()
     finds_path: bool = False
@@ -121,7 +124,28 @@ _FAMILIES: Mapping[str, _Family] = {
         {"hidden_activation": "gelu"},
         classes={ModelKind.DECIDER: "Model"},
         length="decision_config.max_len",
+        reader="Laya",
         roles=("cls", "sep", "mask"),
+    ),
+    # An LFM2 that looks ahead, and answers questions.
+    "d1_omni": _Family(
+        "d1_omni",
+        {"text_config.conv_L_cache": 3},
+        classes={ModelKind.DECIDER: "Model"},
+        length="max_length",
+        longest=16384,
+        reader="D1Omni",
+        towers={"Vision": "vision.", "Audio": "audio."},
+        marks=("<|mask|>", *(f"<|reserved_{i}|>" for i in range(7, 12))),
+        roles=("bos",),
+    ),
+    # A Qwen3.5 with a head that answers questions.
+    "clef": _Family(
+        "clef",
+        {},
+        classes={ModelKind.DECIDER: "Model"},
+        longest=16384,
+        reader="Clef",
     ),
     # A mixture of experts that finds private data.
     "openai_privacy_filter": _Family(
@@ -134,17 +158,9 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 
 
-# Decision models, and why they are not served.
-_UNSERVED = {
-    "clef": "its network in mlx-vlm reads a single text in a pass",
-    "d1_omni": "only mlx-vlm's own code asks it, a call at a time",
-    "decider2": "only mlx-vlm's own code asks it, a call at a time",
-}
-
-
 def is_encoder(config: Mapping[str, Any]) -> bool:
     """Tell whether a checkpoint with this config.json is an encoder that can be loaded."""
-    return _family_name(config) in (*_FAMILIES, *_UNSERVED)
+    return _family_name(config) in _FAMILIES
 
 
 def _family_name(config: Mapping[str, Any]) -> str:
@@ -175,10 +191,6 @@ def load_encoder(
         renders: Whether this process needs the chat template.
     """
     name = _family_name(config)
-    if name in _UNSERVED:
-        raise UnsupportedModelError(
-            f"{name} is a decision model of a kind that is not served: {_UNSERVED[name]}"
-        )
     family, config = _FAMILIES[name], _whole(directory, config)
     _require_plain(options, family, config)
     kind = _kind(family, config)
@@ -186,10 +198,11 @@ def load_encoder(
     tagging = TagProfile()
     if kind is ModelKind.TAGGER:
         tagging = _tagging(family, directory, config)
-    network = _lazy_network(options, directory, family.classes[kind], len(tagging.labels))
+    network = _lazy_network(options, directory, family, kind, len(tagging.labels))
     read = load_tokenizer if renders else load_bare_tokenizer
     tokenizer, template, _ = read(options, directory, {})
     _require_marks(family, tokenizer)
+    reader = _reader(family, network)
     size = weights_bytes(network)
     require_memory(size, memory_bytes())
     card = ModelCard(
@@ -197,19 +210,27 @@ def load_encoder(
         path=str(directory),
         model_type=name,
         context_length=_context_length(options, directory, family, config),
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=int({**(config.get("text_config") or {}), **config}["vocab_size"]),
         eos_token_ids=frozenset(),
         weights_bytes=size,
         supports_tools=False,
         supports_thinking=False,
         embedding=profile,
         kind=kind,
-        decisions=_decisions(config) if kind is ModelKind.DECIDER else None,
+        decisions=decision_profile({**config, "model_type": name}),
         tagging=tagging,
     )
     make_room(size)
     evaluate(network)
-    return RunnableModel(tokenizer, template, card, network)
+    return RunnableModel(tokenizer, template, card, reader)
+
+
+def _reader(family: _Family, network: Network) -> Network:
+    """Return the network, or what runs it; parts that nothing runs are taken from it."""
+    if not family.reader:
+        return network
+    deciders = importlib.import_module("backend.model.deciders")
+    return getattr(deciders, family.reader)(network)
 
 
 def _kind(family: _Family, config: Mapping[str, Any]) -> ModelKind:
@@ -261,32 +282,6 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(numbered[str(number)]) for number in range(len(numbered)))
     except KeyError as error:
         raise UnsupportedModelError(f"config.json: id2label has no label {error}") from None
-
-
-def _decisions(config: Mapping[str, Any]) -> DecisionProfile:
-    """Return how a decision model answers, with temperatures as mlx-vlm takes them."""
-    try:
-        settings = config["decision_config"]
-        named = {_TYPE_NAMES[name]: settings["temperature"][i] for i, name in enumerate(_TYPES)}
-        for name, value in (settings.get("temperature_by_options") or {}).items():
-            kind, colon, options = name.partition(":")
-            named[_TYPE_NAMES.get(kind, kind) + colon + options] = value
-        temperatures = {name: _temperature(value) for name, value in named.items()}
-        return DecisionProfile(
-            question_tokens=int(settings["head_max_len"]), temperatures=temperatures
-        )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        problem = f"config.json: decision_config is not whole: {error!r}"
-        raise UnsupportedModelError(problem) from None
-
-
-def _temperature(value: object) -> float:
-    try:
-        number = float(str(value))
-    except ValueError:
-        return 1.0
-    low, high = _TEMPERATURES
-    return min(high, max(low, number)) if math.isfinite(number) else 1.0
 
 
 def _require_bioes(labels: Sequence[str]) -> None:
@@ -350,20 +345,24 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
     return profile
 
 
-def _lazy_network(options: ModelOptions, directory: Path, class_name: str, labels: int) -> Network:
+def _lazy_network(
+    options: ModelOptions, directory: Path, family: _Family, kind: ModelKind, labels: int
+) -> Network:
     """Build the network without reading weights into memory.
 
     Args:
         labels: Of tokens; 0 for a network of another kind.
     """
-    network = _import_loader(directory).load_encoder_model(
-        directory,
-        model_remapping={name: each.module for name, each in _FAMILIES.items()},
-        model_class_name=class_name,
-        # The default is one label, even if config.json names more.
-        config_overrides={"num_labels": labels or 1},
-        lazy=True,
-    )
+    load = _import_loader(directory).load_encoder_model
+    with _towers_left_out(family):
+        network = load(
+            directory,
+            model_remapping={name: each.module for name, each in _FAMILIES.items()},
+            model_class_name=family.classes[kind],
+            # The default is one label, even if config.json names more.
+            config_overrides={"num_labels": labels or 1},
+            lazy=True,
+        )
     if options.dtype is not None:
         cast_weights(network, options.dtype)
     DEVICE.prepare(
@@ -372,6 +371,14 @@ def _lazy_network(options: ModelOptions, directory: Path, class_name: str, label
         dequantises=options.tuning.checkpoint.dequantize,
     )
     return network
+
+
+def _towers_left_out(family: _Family) -> AbstractContextManager[None]:
+    if not family.towers:
+        return nullcontext()
+    deciders = importlib.import_module("backend.model.deciders")
+    left_out: AbstractContextManager[None] = deciders.without_towers(family.module, family.towers)
+    return left_out
 
 
 def _import_loader(directory: Path) -> ModuleType:
@@ -389,8 +396,8 @@ def _context_length(
 ) -> int | None:
     """Return the trained context length or the requested one, limited by the positions."""
     positions = own_context_length(config)
-    if family.length:
-        positions = int(_setting(config, family.length, positions) or 0) or None
+    if family.length or family.longest:
+        positions = int(_setting(config, family.length, family.longest or positions) or 0) or None
     if positions and family.counts_from_padding:
         positions -= int(config.get("pad_token_id", 1)) + 1
     path = directory / _SENTENCE_CONFIG

@@ -25,6 +25,7 @@ from backend.model.checkpoint.adapters import apply_adapters
 from backend.model.checkpoint.config_file import (
     asks_for_several,
     attention_spans,
+    decision_profile,
     declared_eos_ids,
     embedding_profile,
     own_context_length,
@@ -193,6 +194,7 @@ def _lazy_model(
         grammar_triggers=options.grammar_triggers,
         embedding=embedding_profile(directory, own_name, config),
         reranker=reranker_kind(own_name, config),
+        decisions=decision_profile(config),
     )
     if not isinstance(network, VisionNetwork):
         return RunnableModel(tokenizer, template, card, network, experts=experts)

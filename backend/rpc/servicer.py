@@ -21,7 +21,7 @@ from backend.config import (
     TuningOptions,
 )
 from backend.core.engine_status import EngineStatus
-from backend.core.model import ModelCard
+from backend.core.model import ModelCard, ModelKind
 from backend.core.request import GenerationCall
 from backend.core.step import (
     ContentDelta,
@@ -392,7 +392,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         """Answer with the log-probabilities of candidates."""
         call, model = await _parsed(partial(score_call, request)), await self._model(request)
-        if call.question_type or model.card.decisions:
+        if call.question_type or model.card.kind is ModelKind.DECIDER:
             return decision_response(await decide(call, model, self._engine), request)
         return score_response(await score(call, model, self._engine), request)
 

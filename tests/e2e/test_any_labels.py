@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import grpc
 import pytest
-from serving import code_of, served
+from serving import code_of, require_others_pass_and_leaving_ends, served
 from transformers import AutoTokenizer
 
 from backend.config import MAX_LABELS
@@ -116,6 +116,15 @@ async def test_a_text_beyond_the_context_is_read_whole_in_parts(shared, extracto
         longer = "be" * 50 * POSITIONS + " ba be ki, du!" * 20
         assert any(each.start > 100 * POSITIONS for each in await find(backend, longer))
         assert not await find(backend, " \n")
+
+
+async def test_a_call_that_leaves_ends_its_work_and_others_pass_a_long_text(shared, extractor):
+    async with shared(extractor) as backend:
+        await require_others_pass_and_leaving_ends(
+            backend,
+            lambda: find(backend, TEXTS[0]),
+            lambda: find(backend, "ba be ki, du! " * 4000),
+        )
 
 
 async def test_what_cannot_be_looked_for_is_refused(shared, extractor):

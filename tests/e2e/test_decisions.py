@@ -1,16 +1,19 @@
-"""Score with questions, on a tiny Laya with random weights, against mlx-vlm's own answers."""
+"""Score with questions, on tiny decision models with random weights, against mlx-vlm's own."""
 
 import asyncio
 import json
 import math
 import shutil
+from functools import cache, partial
 
 import grpc
 import pytest
-from serving import code_of, served
+from serving import code_of, read_for, served, tokens_read
 from transformers import AutoTokenizer
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
+from scripts.tiny_deciders import build_clef, build_d1, build_d1_omni, build_decider2, mock_audio
 from scripts.tiny_encoders import POSITIONS, build_decider
 
 pytestmark = pytest.mark.mlx
@@ -24,29 +27,53 @@ CALLS = [
     ("score", ["no", "la li", "so", "3"], STATE * 2),
     ("bool", [], STATE),
     ("noul", ["true", "false"], "ki 3 "),
+    ("choice", ["b", "A", "C_d", "ñ"], ""),
+    ("choice", ["x", "y"], STATE),
+    ("choice", [f"b{i}" for i in range(12)], "ku"),
+    ("choice", [f"k{i}" for i in range(28)], STATE),
 ]
+# Clef reads the name of a question too.
+NAME = "answer"
 # Probabilities are rounded to four digits.
 TOLERANCE = 1.01e-4
+BUILDS = {
+    "laya": build_decider,
+    "d1": build_d1,
+    "d1_omni": build_d1_omni,
+    "clef": build_clef,
+    "decider2": build_decider2,
+    "decider2_isolated": partial(build_decider2, isolated_levels=True),
+}
 
 
 @pytest.fixture(scope="module")
-def decider(tmp_path_factory):
-    return build_decider(tmp_path_factory.mktemp("decider"))
+def deciders(tmp_path_factory):
+    """A checkpoint of each family, by its name; written when it is asked for."""
+    directory = tmp_path_factory.mktemp("deciders")
+    return cache(lambda name: BUILDS[name](directory / name))
 
 
 @pytest.fixture(scope="module")
-def alone(decider):
+def decider(deciders):
+    return deciders("laya")
+
+
+@pytest.fixture(scope="module")
+def alone():
     """The answer of mlx-vlm to a question by itself."""
     from mlx_vlm.decision import predict
     from mlx_vlm.utils import load_model
 
-    network, tokenizer = load_model(decider), AutoTokenizer.from_pretrained(decider)
+    @cache
+    def loaded(path):
+        with mock_audio():
+            return load_model(path), AutoTokenizer.from_pretrained(path)
 
-    def answer(kind, options, state):
+    def answer(path, kind, options, state):
         question = {"type": kind, "instructions": ASKED}
         if kind in ("choice", "score"):
             question["criteria"] = options
-        return predict(network, tokenizer, state, {"q": question})["answers"]["q"]
+        return predict(*loaded(path), state, {NAME: question})["answers"][NAME]
 
     return answer
 
@@ -90,14 +117,16 @@ def require_equal(response, options, wanted):
     assert [each.num_tokens for each in response.candidates] == [1] * len(chances)
 
 
-async def test_answers_are_those_of_the_library_alone_and_in_company(shared, decider, alone):
+@pytest.mark.parametrize("name", BUILDS)
+async def test_answers_are_those_of_the_library_alone_and_in_company(shared, deciders, alone, name):
+    decider = deciders(name)
     async with shared(decider) as backend:
         single = [await ask(backend, *call) for call in CALLS]
         together = await asyncio.gather(*(ask(backend, *call) for call in CALLS * 4))
     for call, response in zip(CALLS, single, strict=True):
-        require_equal(response, call[1], alone(*call))
+        require_equal(response, call[1], alone(decider, *call))
     for call, response in zip(CALLS * 4, together, strict=True):
-        require_equal(response, call[1], alone(*call))
+        require_equal(response, call[1], alone(decider, *call))
 
 
 async def test_details_name_each_option_as_one_token(shared, decider):
@@ -144,18 +173,20 @@ async def test_what_is_no_question_is_refused_by_its_field(shared, decider, tiny
 async def test_a_long_text_is_cut_as_upstream_does_if_the_options_say_so(decider, alone):
     async with served(decider, Options=["truncate:true"]) as backend:
         call = ("choice", ["a", "b"], "ba ki du " * POSITIONS)
-        require_equal(await ask(backend, *call), call[1], alone(*call))
+        require_equal(await ask(backend, *call), call[1], alone(decider, *call))
 
 
-@pytest.mark.parametrize("name", ["clef", "d1_omni", "decider2"])
-async def test_other_decision_models_are_refused_by_name(shared, decider, tmp_path, name):
-    copy = shutil.copytree(decider, tmp_path / "copy")
-    config = json.loads((copy / "config.json").read_text("utf-8")) | {"model_type": name}
-    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    async with shared() as backend:
-        code, details = await code_of(backend.load(copy))
-    assert code is CODE.INVALID_ARGUMENT
-    assert details.startswith(f"{name} is a decision model of a kind that is not served: ")
+async def test_calls_that_leave_end_their_work(shared, decider):
+    call, count = ("choice", ["ba", "ki"], "ba be " * 30), 200
+    async with shared(decider) as backend:
+        tokens, start = await read_for(backend, ask(backend, *call)), tokens_read(backend)
+        work = asyncio.gather(*(ask(backend, *call) for _ in range(count)))
+        await until(lambda: tokens_read(backend) > start)
+        work.cancel()
+        await until(lambda: backend.is_idle)
+        # It comes after all that is left.
+        await ask(backend, *call)
+        assert start < tokens_read(backend) < start + count * tokens
 
 
 async def test_a_checkpoint_without_calibration_is_refused(shared, decider, tmp_path):
@@ -165,4 +196,4 @@ async def test_a_checkpoint_without_calibration_is_refused(shared, decider, tmp_
     (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     async with shared() as backend:
         code, details = await code_of(backend.load(copy))
-    assert (code, "decision_config is not whole" in details) == (CODE.INVALID_ARGUMENT, True)
+    assert (code, "settings of decisions are not whole" in details) == (CODE.INVALID_ARGUMENT, True)

@@ -6,19 +6,34 @@ import shutil
 import grpc
 import mlx.core as mx
 import pytest
-from serving import SPOKEN, chat, code_of, inspect, require_same, served, spoken, stream, user
+from serving import (
+    SPOKEN,
+    chat,
+    code_of,
+    goes_on_after_a_loss,
+    inspect,
+    require_same,
+    served,
+    spoken,
+    stream,
+    undrafted,
+    user,
+)
 from vision import picture, shown
 
+from backend.pb import backend_pb2 as pb
 from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head, write
 from scripts.nextn_head import add_nextn
-from scripts.tiny_drafters import GEMMA4, add_assistant, add_block
+from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
 
 
+# Drafters of blocks, and their models.
+BLOCKS = {"dflash": "qwen3", "dflash2": "qwen3", "dspark": "qwen3", "muse": "muse_glimmer"}
 DEEP = {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}
 
 
@@ -39,7 +54,9 @@ def models(tmp_path_factory):
     build("nemotron_h", directory / "nemotron", **NEMOTRON, hybrid_override_pattern=["M", "*"] * 4)
     add_head(directory / "nemotron", is_right=True)
     build("qwen3", directory / "qwen3", num_hidden_layers=8)
-    add_block(directory / "qwen3", directory / "dflash", "dflash", is_right=True)
+    build("llama", directory / "muse_glimmer", **MUSE | {"num_hidden_layers": 8})
+    for kind, model in BLOCKS.items():
+        add_block(directory / model, directory / kind, kind, is_right=True)
     return directory
 
 
@@ -53,7 +70,10 @@ def models(tmp_path_factory):
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
         ("gemma", {"DraftModel": "assistant", "Options": ["speculation:mtp"]}),
-        ("qwen3", {"DraftModel": "dflash", "Options": ["speculation:mtp"]}),
+        *[
+            (model, {"DraftModel": kind, "Options": ["speculation:mtp"]})
+            for kind, model in BLOCKS.items()
+        ],
     ],
 )
 async def test_it_drafts_and_no_reply_changes(models, model, options):
@@ -64,6 +84,18 @@ async def test_it_drafts_and_no_reply_changes(models, model, options):
         assert report.model.draft_model == str(models / options.get("DraftModel", model))
         assert report.memory.breakdown["draft_weights"] > 0
         assert report.accepted_tokens > 0
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+async def test_a_stream_goes_on_with_it_when_the_engine_is_lost(models, kind):
+    asked = pb.PredictOptions(Prompt="ba", Tokens=400, IgnoreEOS=True, Temperature=0.9, Seed=7)
+    options = {"DraftModel": str(models / kind), "Options": ["speculation:mtp"]}
+    async with served(models / BLOCKS[kind], **options) as backend:
+        alone = await stream(backend.stub, undrafted(asked))
+        assert (await goes_on_after_a_loss(backend, asked)).message == alone.message
+        await stream(backend.stub, asked)
+        # The new engine counts from 0.
+        assert (await inspect(backend)).accepted_tokens > 0
 
 
 async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_models):

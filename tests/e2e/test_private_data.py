@@ -7,8 +7,7 @@ import shutil
 import grpc
 import numpy as np
 import pytest
-from serving import code_of, served
-from waiting import until
+from serving import code_of, require_others_pass_and_leaving_ends, served
 
 from backend.config import MAX_LABEL_CHARS, MAX_LABELS
 from backend.pb import backend_pb2 as pb
@@ -95,23 +94,11 @@ async def test_the_parts_of_a_long_text_overlap_so_that_none_is_read_apart(share
 
 async def test_a_call_that_leaves_ends_its_work_and_others_pass_a_long_text(shared, privacy_filter):
     async with shared(privacy_filter) as backend:
-
-        def read():
-            return backend.engine.status().metrics["prompt_tokens"]
-
-        async def read_for_one():
-            before = read()
-            await classify(backend, TEXTS[0])
-            return read() - before
-
-        tokens, start = await read_for_one(), read()
-        long = asyncio.create_task(classify(backend, "ba be bi, bo! " * 8000))
-        await until(lambda: read() > start + POSITIONS)
-        assert await read_for_one() > tokens
-        assert not long.done()
-        long.cancel()
-        # A part may be at work, or on its way.
-        assert [await read_for_one() for _ in range(4)][-1] == tokens
+        await require_others_pass_and_leaving_ends(
+            backend,
+            lambda: classify(backend, TEXTS[0]),
+            lambda: classify(backend, "ba be bi, bo! " * 8000),
+        )
 
 
 async def test_asked_labels_are_the_only_ones_found(shared, privacy_filter):

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,6 +216,50 @@ async def require_same(backend: Served, requests: Sequence[pb.PredictOptions]) -
     found = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
     assert [reply.said for reply in found] == [reply.said for reply in plain]
     return found
+
+
+def tokens_read(backend: Served) -> int:
+    """Return how many tokens the engine of an encoder has read."""
+    return int(backend.engine.status().metrics["prompt_tokens"])
+
+
+async def read_for(backend: Served, call: Awaitable[Any]) -> int:
+    """Await a call, and return how many tokens were read meanwhile."""
+    before = tokens_read(backend)
+    await call
+    return tokens_read(backend) - before
+
+
+async def require_others_pass_and_leaving_ends(
+    backend: Served, short: Callable[[], Awaitable[Any]], long: Callable[[], Awaitable[Any]]
+) -> None:
+    """Check that a call is answered while a long text is read, which ends when its caller leaves.
+
+    Args:
+        short: Makes a call, always the same.
+        long: Makes a call of many parts.
+    """
+    tokens, start = await read_for(backend, short()), tokens_read(backend)
+    work = asyncio.ensure_future(long())
+    await until(lambda: tokens_read(backend) > start)
+    assert await read_for(backend, short()) > tokens
+    assert not work.done()
+    work.cancel()
+    # A part may be at work, or on its way.
+    assert [await read_for(backend, short()) for _ in range(4)][-1] == tokens
+
+
+async def goes_on_after_a_loss(backend: Served, request: pb.PredictOptions) -> Reply:
+    """Kill the engine at the first piece of a stream; return the rest of it with it."""
+    restarts, folded = backend.engine.status().metrics["restarts"], Reply()
+    async for reply in backend.stub.PredictStream(request):
+        if not folded.replies:
+            process_id = backend.engine.process_id
+            assert process_id is not None
+            os.kill(process_id, signal.SIGKILL)
+        folded.add(reply)
+    assert backend.engine.status().metrics["restarts"] == restarts + 1
+    return folded
 
 
 async def code_of(call: Any) -> tuple[grpc.StatusCode, str]:

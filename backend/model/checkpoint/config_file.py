@@ -5,13 +5,13 @@ import math
 import re
 import stat
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from backend.config import MAX_LAYERS, ModelOptions, TuningOptions
-from backend.core.scoring import EmbeddingProfile, Pooling, RerankerKind
+from backend.core.scoring import DecisionProfile, EmbeddingProfile, Pooling, RerankerKind
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 
@@ -470,6 +470,83 @@ def reranker_kind(name: str, config: Mapping[str, Any]) -> RerankerKind | None:
     """Return the reranker family of a checkpoint, if any."""
     is_qwen3 = config.get("model_type") == "qwen3" and "rerank" in name.lower()
     return RerankerKind.QWEN3 if is_qwen3 else None
+
+
+# Questions of decision models, by their names in config.json and here.
+_QUESTIONS = {"choice": "choice", "score": "score", "noul": "bool"}
+_TEMPERATURES = (0.5, 5.0)
+
+
+def decision_profile(config: Mapping[str, Any]) -> DecisionProfile | None:
+    """Return how a decision model answers, with temperatures as mlx-vlm takes them.
+
+    Returns:
+        `None` for other models.
+    """
+    read = _DECIDERS.get(str(config.get("model_type")))
+    try:
+        return read and read(config)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        problem = f"config.json: the settings of decisions are not whole: {error!r}"
+        raise UnsupportedModelError(problem) from None
+
+
+def _laya(config: Mapping[str, Any]) -> DecisionProfile:
+    settings = config["decision_config"]
+    found = {name: settings["temperature"][i] for i, name in enumerate(_QUESTIONS)}
+    found |= settings.get("temperature_by_options") or {}
+    return DecisionProfile(
+        temperatures={_question(name): _clamped(each) for name, each in found.items()},
+        question_tokens=int(settings["head_max_len"]),
+    )
+
+
+def _d1_omni(config: Mapping[str, Any]) -> DecisionProfile:
+    found = config.get("temperatures") or {}
+    return DecisionProfile(
+        temperatures={_question(name): _positive(each) for name, each in found.items()}
+    )
+
+
+def _decider2(config: Mapping[str, Any]) -> DecisionProfile:
+    settings = config["decision_config"]
+    common, by_type = settings["temperature"], settings.get("temperature_by_type") or {}
+    found = {name: by_type.get(name, common) for name in _QUESTIONS}
+    return DecisionProfile(
+        temperatures={_question(name): _positive(each) for name, each in found.items()},
+        isolates_levels=bool(settings.get("isolated_levels")),
+    )
+
+
+_DECIDERS: Mapping[str, Callable[[Mapping[str, Any]], DecisionProfile]] = {
+    "laya": _laya,
+    "d1_omni": _d1_omni,
+    "decider2": _decider2,
+    "clef": lambda _: DecisionProfile(),
+    "d1": lambda _: DecisionProfile(),
+}
+
+
+def _question(name: str) -> str:
+    """Return the name of a temperature: a type of question, perhaps with a number of options."""
+    kind, colon, options = name.partition(":")
+    return _QUESTIONS.get(kind, kind) + colon + options
+
+
+def _clamped(value: object) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return 1.0
+    low, high = _TEMPERATURES
+    return min(high, max(low, number)) if math.isfinite(number) else 1.0
+
+
+def _positive(value: object) -> float:
+    number = float(str(value))
+    if not 0 < number < math.inf:
+        raise ValueError(f"a temperature of {number}")
+    return number
 
 
 def _profile(parts: Sequence[str], modes: Sequence[str], default: Pooling) -> EmbeddingProfile:
