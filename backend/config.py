@@ -45,7 +45,7 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_COMPILE_S, MAX_COMPILE_MEMORY_BYTES = 0.9, 2**30
 MAX_WRITING_S = 20.0
 GRAMMAR_PROCESSES = 3  # started when they are needed; one is for small rules alone
-SMALL_RULE_BYTES = 16 * 1024
+SMALL_RULE_BYTES, QUICK_RULE_S = 16 * 1024, 0.5
 # Compiled ones in the engine: their number and all their text, 7 to 65 times less than they take.
 MAX_KEPT_GRAMMARS, MAX_KEPT_GRAMMAR_CHARS = 64, 2**21
 # Names and values of a load's environment variables.

@@ -189,6 +189,7 @@ class GenerationRequest:
         stop_token_ids: Ids that end generation; empty when the caller ignores them.
         guide: The rule and the thinking budget of the reply, if any.
         grammar: Made of the guide by the engine.
+        caller: Whose request it is, for fair turns; empty if that is unknown.
     """
 
     params: GenerationParams
@@ -197,6 +198,7 @@ class GenerationRequest:
     stop_token_ids: frozenset[int] = frozenset()
     guide: Guide | None = None
     grammar: ReplyGrammar | None = None
+    caller: str = ""
 
     @property
     def request_id(self) -> str:

@@ -28,6 +28,7 @@ from backend.pipeline.served_model import (
     require_generation,
     require_ids,
 )
+from common.rpc import present_peer
 
 BYTES_PER_ID = 8
 
@@ -129,6 +130,7 @@ def _request(
         room=room,
         stop_token_ids=frozenset() if ignores_eos else model.card.eos_token_ids,
         guide=guide,
+        caller=present_peer(),
     )
 
 

@@ -1,6 +1,7 @@
 """Makes the grammars of requests: a few at a time, so that a slow one holds up few others.
 
-However many large rules wait, one thread is left for small ones.
+However many large rules wait, one thread is left for small ones; one that takes long there waits
+again, with the large ones. The next rule is that of the caller for whom least time was spent.
 
 A thread has a process write and try a grammar, and compiles what has passed. The thread cannot be
 held up: the process can be killed, and a compilation that has passed its trial ends.
@@ -8,8 +9,9 @@ held up: the process can be killed, and a compilation that has passed its trial 
 
 import hashlib
 import logging
+import math
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +20,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
 
-from backend.config import GRAMMAR_PROCESSES, MAX_KEPT_GRAMMARS, SMALL_RULE_BYTES
+from backend.config import (
+    GRAMMAR_PROCESSES,
+    MAX_KEPT_GRAMMARS,
+    MAX_WRITING_S,
+    QUICK_RULE_S,
+    SMALL_RULE_BYTES,
+)
 from backend.core.guide import (
     GrammarParts,
     Guide,
@@ -153,6 +161,9 @@ def _lark(parts: GrammarParts) -> LarkGrammar:
 
 # A load is often followed by a request, whose first token should not wait for the GIL.
 WARM_UP_DELAY_S = 2.0
+# Of rules that wait: 16 KiB are overtaken by small ones that come up to 16 s later.
+_LATER_PER_KIB_S = 1.0
+_HALF_FORGOTTEN_S, _KNOWN_CALLERS = 30.0, 1024
 _FREE = Written(())
 
 
@@ -169,30 +180,63 @@ class _Job:
     done: Callable[[Outcome], None]
 
 
-class _Line:
-    """The rules that wait, the oldest first; from any thread."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A rule that waits.
 
-    def __init__(self) -> None:
-        self._rules: deque[tuple[bytes, bool]] = deque()
+    Attributes:
+        is_small: Whether it may take the thread of small rules.
+    """
+
+    key: bytes
+    caller: str
+    size_bytes: int
+    is_small: bool
+    since_s: float
+
+    @property
+    def rank(self) -> float:
+        """Its place among equal callers: the later it came, and the larger it is, the later."""
+        return self.since_s + self.size_bytes // 2**10 * _LATER_PER_KIB_S
+
+
+class _Line:
+    """The rules that wait, and the time that was spent for their callers; from any thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._rules: list[_Waiting] = []
+        self._spent: LastUsed[str, tuple[float, float]] = LastUsed(_KNOWN_CALLERS)
         self._news = threading.Condition()
 
-    def put(self, key: bytes, *, is_small: bool) -> None:
+    def put(self, rule: _Waiting) -> None:
         """Add a rule."""
         with self._news:
-            self._rules.append((key, is_small))
+            self._rules.append(rule)
             self._news.notify_all()
 
-    def take(self, *, only_small: bool = False, timeout_s: float | None = None) -> bytes | None:
-        """Wait for a rule, and return its key; `None` after the timeout."""
+    def take(self, *, only_small: bool = False, timeout_s: float | None = None) -> _Waiting | None:
+        """Wait for a rule, and return it; `None` after the timeout."""
         with self._news:
             found = self._news.wait_for(lambda: self._next(only_small), timeout_s)
-            if found is None:
-                return None
-            self._rules.remove(found)
-            return found[0]
+            if found is not None:
+                self._rules.remove(found)
+            return found
 
-    def _next(self, only_small: bool) -> tuple[bytes, bool] | None:  # noqa: FBT001 (a predicate)
-        return next((rule for rule in self._rules if rule[1] or not only_small), None)
+    def charge(self, caller: str, seconds: float) -> None:
+        """Count time that was spent for a caller; it is forgotten by and by."""
+        self._spent.keep(caller, (self._spent_for(caller) + seconds, self._clock()))
+
+    def _spent_for(self, caller: str) -> float:
+        seconds, then = self._spent.find(caller) or (0.0, 0.0)
+        return seconds * math.exp2((then - self._clock()) / _HALF_FORGOTTEN_S)
+
+    def _next(self, only_small: bool) -> _Waiting | None:  # noqa: FBT001 (a predicate)
+        rules = [rule for rule in self._rules if rule.is_small or not only_small]
+        spent = {caller: self._spent_for(caller) for caller in {rule.caller for rule in rules}}
+        # Callers of a few small rules are equal.
+        order = [(spent[rule.caller] // QUICK_RULE_S, rule.rank) for rule in rules]
+        return rules[order.index(min(order))] if rules else None
 
 
 class GrammarPool:
@@ -204,6 +248,8 @@ class GrammarPool:
         note: Callable[[Sequence[str]], None],
         slots: int = GRAMMAR_PROCESSES,
         start_process: Callable[[Begin], WriterProcess] = WriterProcess,
+        limit_s: float = MAX_WRITING_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a pool; see `start`.
 
@@ -211,12 +257,15 @@ class GrammarPool:
             note: Called with the requests for which grammars are being compiled, whenever they
                 change: a crash would be due to one of them.
             slots: Number of grammars in work at once; of several, the last is for small rules.
+            limit_s: Of the time for writing one.
         """
         self._workshop = workshop
         self._note = note
         self._slots = slots
         self._start_process = start_process
-        self._line = _Line()
+        self._limit_s = limit_s
+        self._clock = clock
+        self._line = _Line(clock)
         self._waiting: dict[bytes, list[_Job]] = {}
         self._compiling: set[str] = set()
         self._note_lock = threading.Lock()
@@ -232,7 +281,9 @@ class GrammarPool:
             work = partial(self._work, only_small=is_last) if number else self._warm_up
             threading.Thread(target=work, name="grammars", daemon=True).start()
 
-    def submit(self, request_id: str, guide: Guide, done: Callable[[Outcome], None]) -> None:
+    def submit(
+        self, request_id: str, guide: Guide, done: Callable[[Outcome], None], caller: str = ""
+    ) -> None:
         """Make what guides a request: at once if it is known, or else on a thread.
 
         Args:
@@ -248,7 +299,8 @@ class GrammarPool:
             jobs = self._waiting.setdefault(key, [])
             jobs.append(job)
             if len(jobs) == 1:
-                self._line.put(key, is_small=len(rule) <= SMALL_RULE_BYTES)
+                is_small = len(rule) <= SMALL_RULE_BYTES
+                self._line.put(_Waiting(key, caller, len(rule), is_small, self._clock()))
 
     def cancel(self, request_id: str) -> None:
         """Drop a request: nothing is started for it any more."""
@@ -257,34 +309,40 @@ class GrammarPool:
                 jobs[:] = [job for job in jobs if job.request_id != request_id]
 
     def _warm_up(self) -> None:
-        key = self._line.take(timeout_s=WARM_UP_DELAY_S)
-        if key is None:
+        rule = self._line.take(timeout_s=WARM_UP_DELAY_S)
+        if rule is None:
             if isinstance(process := _guarded(self._new_process), BackendError):
                 log.warning("this model cannot follow a grammar: %s", process)
             else:
                 self.idle.append(process)
         else:
-            self._serve(key)
+            self._serve(rule, self._limit_s)
         self._work()
 
     def _work(self, *, only_small: bool = False) -> None:
+        limit_s = QUICK_RULE_S if only_small else self._limit_s
         while True:
-            key = self._line.take(only_small=only_small)
-            if key is not None:
-                self._serve(key)
+            rule = self._line.take(only_small=only_small)
+            if rule is not None:
+                self._serve(rule, limit_s)
 
-    def _serve(self, key: bytes) -> None:
-        """Make a grammar for all requests that wait for it."""
+    def _serve(self, rule: _Waiting, limit_s: float) -> None:
+        """Make a grammar for all requests that wait for it; count the time for their caller."""
         with self._lock:
-            if not (jobs := tuple(self._waiting[key])):
-                del self._waiting[key]
+            if not (jobs := tuple(self._waiting[rule.key])):
+                del self._waiting[rule.key]
                 return
-        made = _guarded(lambda: self._known_or_written(key, jobs[0].guide.rule))
+        began = self._clock()
+        made = _guarded(lambda: self._known_or_written(rule.key, jobs[0].guide.rule, limit_s))
         if isinstance(made, Written):
             with self._compiling_for(jobs):
                 self._outcome(jobs[0], made)
+        self._line.charge(rule.caller, self._clock() - began)
+        if isinstance(made, WritingTooLongError) and limit_s < self._limit_s:
+            self._line.put(replace(rule, is_small=False))
+            return
         with self._lock:
-            for job in self._waiting.pop(key):
+            for job in self._waiting.pop(rule.key):
                 job.done(self._outcome(job, made))
 
     def _outcome(self, job: _Job, made: Written | BackendError) -> Outcome:
@@ -297,46 +355,46 @@ class GrammarPool:
         parts = _parts(made, job.guide)
         return _guarded(lambda: self._workshop.compile(parts) if parts else None)
 
-    def _known_or_written(self, key: bytes, rule: ReplyRule | None) -> Written:
+    def _known_or_written(self, key: bytes, rule: ReplyRule | None, limit_s: float) -> Written:
         """Return the text of a grammar, which has passed its trial."""
         if rule is None:
             return _FREE
-        written = self._written.find(key) or self._written.keep(key, self._write(rule))
+        written = self._written.find(key) or self._written.keep(key, self._write(rule, limit_s))
         for line in written.told:
             # Each process says it once.
             if not self._told.find(line):
                 log.info("%s", self._told.keep(line, line))
         return written
 
-    def _write(self, rule: ReplyRule) -> Written:
+    def _write(self, rule: ReplyRule, limit_s: float) -> Written:
         """Have a process write and try a grammar; tools that take too long refuse no request."""
         try:
-            return self._written_by_any(rule)
+            return self._written_by_any(rule, limit_s)
         except WritingTooLongError as error:
-            if not rule.tools or rule.must_call:
+            if not rule.tools or rule.must_call or limit_s < self._limit_s:
                 raise
             free = Written((), str(error))
         if not rule.text:
             return free
-        answer = self._written_by_any(replace(rule, tools=()))
+        answer = self._written_by_any(replace(rule, tools=()), limit_s)
         return Written(answer.rules, free.objection, answer.told)
 
-    def _written_by_any(self, rule: ReplyRule) -> Written:
+    def _written_by_any(self, rule: ReplyRule, limit_s: float) -> Written:
         """Have a process write and try a grammar; if it is lost, another one."""
         try:
-            return self._written_by(self._idle_or_new(), rule)
+            return self._written_by(self._idle_or_new(), rule, limit_s)
         except ProcessEndedError:
             # It may have been lost over this grammar, or killed from outside.
             try:
-                return self._written_by(self._new_process(), rule, is_suspect=True)
+                return self._written_by(self._new_process(), rule, limit_s, is_suspect=True)
             except ProcessEndedError as error:
                 raise lost_twice(error) from error
 
     def _written_by(
-        self, process: WriterProcess, rule: ReplyRule, *, is_suspect: bool = False
+        self, process: WriterProcess, rule: ReplyRule, limit_s: float, *, is_suspect: bool = False
     ) -> Written:
         try:
-            return process.written(rule, is_suspect=is_suspect)
+            return process.written(rule, limit_s, is_suspect=is_suspect)
         finally:
             if process.is_alive:
                 with self._lock:

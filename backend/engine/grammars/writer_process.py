@@ -71,20 +71,20 @@ class WritingTooLongError(GrammarError):
 class WriterProcess(HelperProcess):
     """One process; used by one thread at a time."""
 
-    def __init__(self, begin: Begin, limit_s: float = MAX_WRITING_S) -> None:
-        """Start it.
-
-        Args:
-            limit_s: Limit of the time for one grammar; a process that takes longer is killed.
-        """
+    def __init__(self, begin: Begin) -> None:
+        """Start it."""
         start = partial(start_python, _MODULE, is_heard=True)
         super().__init__(start, max_answer_bytes=MAX_FRAME_BYTES)
-        self._limit_s = limit_s
         self._has_begun = False
         self.send(msgspec.msgpack.encode(begin), time.monotonic() + START_S)
 
-    def written(self, rule: ReplyRule, *, is_suspect: bool = False) -> Written:
+    def written(
+        self, rule: ReplyRule, limit_s: float = MAX_WRITING_S, *, is_suspect: bool = False
+    ) -> Written:
         """Return the grammar of a rule, which has passed its trial.
+
+        Args:
+            limit_s: A process that takes longer is killed.
 
         Raises:
             GrammarError: The rule is malformed, or cannot be enforced.
@@ -92,10 +92,10 @@ class WriterProcess(HelperProcess):
             ProcessEndedError: The process has ended.
         """
         try:
-            answer = self._answer(Write(rule, is_suspect))
+            answer = self._answer(Write(rule, is_suspect), limit_s)
         except TooLateError:
             self.kill()
-            problem = f"takes longer than {self._limit_s:g} s to translate"
+            problem = f"takes longer than {limit_s:g} s to translate"
             raise WritingTooLongError(problem) from None
         except ProcessEndedError:
             self.kill()
@@ -104,12 +104,12 @@ class WriterProcess(HelperProcess):
             raise answer.error()
         return answer
 
-    def _answer(self, order: Write) -> Answer:
+    def _answer(self, order: Write, limit_s: float) -> Answer:
         if not self._has_begun:
             self.await_start()
             self.receive(time.monotonic() + START_S, no_reader_required)
             self._has_begun = True
-        deadline = time.monotonic() + self._limit_s
+        deadline = time.monotonic() + limit_s
         self.send(msgspec.msgpack.encode(order), deadline)
         answer: Answer = msgspec.msgpack.decode(
             self.receive(deadline, no_reader_required), type=Answer

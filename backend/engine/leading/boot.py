@@ -101,7 +101,7 @@ class Intake:
         match order:
             case Submit(request) if request.guide is not None:
                 admit = partial(self._admit, order)
-                self._grammars.submit(request.request_id, request.guide, admit)
+                self._grammars.submit(request.request_id, request.guide, admit, request.caller)
             case Cancel(request_id):
                 self._grammars.cancel(request_id)
                 self._commands.put(order)

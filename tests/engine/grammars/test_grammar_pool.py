@@ -9,8 +9,9 @@ from typing import ClassVar
 
 import pytest
 from tool_replies import TOOLS
+from waiting import wait_until
 
-from backend.config import SMALL_RULE_BYTES
+from backend.config import MAX_WRITING_S, SMALL_RULE_BYTES
 from backend.core.guide import (
     Guide,
     OfferedTool,
@@ -63,10 +64,12 @@ class Scripted:
 
     is_alive = True
 
-    def __init__(self, script, *, is_asked=False):
-        self.script, self.is_asked = script, is_asked
+    def __init__(self, script, *, is_asked=False, is_timed=False):
+        self.script, self.is_asked, self.is_timed = script, is_asked, is_timed
 
-    def written(self, rule, *, is_suspect=False):
+    def written(self, rule, limit_s, *, is_suspect=False):
+        if self.is_timed:
+            return self.script(rule, limit_s)
         return self.script(rule, is_suspect) if self.is_asked else self.script(rule)
 
 
@@ -79,9 +82,9 @@ class Asked:
         self.pool.start()
         self.answers = {}
 
-    def submit(self, name, guide):
+    def submit(self, name, guide, caller=""):
         self.answers[name] = queue.SimpleQueue()
-        self.pool.submit(name, guide, self.answers[name].put)
+        self.pool.submit(name, guide, self.answers[name].put, caller)
 
     def made(self, name, guide=None):
         if guide is not None:
@@ -222,6 +225,74 @@ def test_large_rules_hold_up_no_small_one_however_many_wait():
         assert takes(asked.made(text), text[:4])
 
 
+def rule(text):
+    return Guide(rule=ReplyRule(text=text))
+
+
+def test_small_rules_that_take_long_hold_up_no_other_however_many_wait():
+    """One that takes too long on the thread of small rules waits again, with the large ones."""
+    let, stopped = threading.Event(), queue.SimpleQueue()
+
+    def script(written, limit_s):
+        if written.text.startswith("slow"):
+            if limit_s < MAX_WRITING_S:
+                stopped.put(written.text)
+                raise WritingTooLongError("takes longer than that to translate")
+            assert let.wait(60)
+        return Written((f'"{written.text}"',))
+
+    asked = Asked(start_process=lambda _begin: Scripted(script, is_timed=True))
+    slow = [f"slow {number}" for number in range(6)]
+    for text in slow:
+        asked.submit(text, rule(text))
+    for text in ("a", "b", "c"):
+        assert takes(asked.made(text, rule(text)), text)
+    let.set()
+    for text in slow:
+        assert takes(asked.made(text), text)
+    assert not stopped.empty()
+
+
+def taken_in_order(script, submissions, **options):
+    """Return the texts in the order in which one thread made them, the first being held."""
+    let, begun = threading.Event(), []
+
+    def noting(written):
+        begun.append(written.text)
+        assert let.wait(60)
+        script(written.text)
+        return Written((f'"{written.text[:4]}"',))
+
+    asked = Asked(slots=1, start_process=lambda _begin: Scripted(noting), **options)
+    asked.submit("first", rule("first"), "first")
+    wait_until(lambda: begun == ["first"])
+    for text, caller in submissions:
+        asked.submit(text, rule(text), caller)
+    let.set()
+    for text, _ in submissions:
+        assert takes(asked.made(text), text[:4])
+    return [text[:4] for text in begun[1:]]
+
+
+def test_a_small_rule_overtakes_larger_ones_of_equal_callers():
+    large = [(f"{number:04}" + "x" * 12_000, f"{number}") for number in range(3)]
+    order = taken_in_order(lambda _text: None, [*large, ("tiny", "other")])
+    assert order == ["tiny", "0000", "0001", "0002"]
+
+
+def test_the_caller_for_whom_least_time_was_spent_is_next():
+    """Another caller's rule goes first, though it came last, and is the largest."""
+    now = [0.0]
+
+    def script(text):
+        now[0] += 0.0 if text == "last" else 1.0
+
+    many = [(f"{number:04}", "one") for number in range(4)]
+    submissions = [*many, ("last" + "x" * 100, "other")]
+    order = taken_in_order(script, submissions, clock=lambda: now[0])
+    assert order == ["0000", "last", "0001", "0002", "0003"]
+
+
 def test_nothing_is_begun_for_requests_that_have_left():
     let, begun = threading.Event(), queue.SimpleQueue()
 
@@ -276,12 +347,13 @@ def test_a_process_that_takes_too_long_is_killed():
     made = []
 
     def start(begin):
-        made.append(WriterProcess(begin, limit_s=0.2))
+        made.append(WriterProcess(begin))
         made[0].written(YES.rule)
         os.kill(made[0].pid, signal.SIGSTOP)
         return made[0]
 
-    error = Asked(slots=1, start_process=start).made("a", Guide(rule=ReplyRule(text="x")))
+    asked = Asked(slots=1, start_process=start, limit_s=0.2)
+    error = asked.made("a", Guide(rule=ReplyRule(text="x")))
     assert type(error) is WritingTooLongError
     assert "takes longer than 0.2 s to translate" in str(error)
     assert not made[0].is_alive
