@@ -17,6 +17,7 @@ from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import one_line
 from backend.model.checkpoint.gate import (
     CONFIG,
+    PEFT_NAME,
     PEFT_WEIGHTS,
     adapter_directory,
     is_peft,
@@ -24,7 +25,6 @@ from backend.model.checkpoint.gate import (
 )
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 
-_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
 # However many patterns there are, and layers.
 _MATCHING_LIMIT_S = 5.0
 _LAYER = re.compile(r"(?:^|\.)(layers\.\d+\..+)$")
@@ -48,13 +48,8 @@ def _pairs(path: Path) -> Mapping[str, Mapping[str, mx.array]]:
     """Return the matrices A [r, in] and B [out, r] by module name."""
     pairs: dict[str, dict[str, mx.array]] = defaultdict(dict)
     for name, weight in mx.load(str(path)).items():
-        match = _NAME.fullmatch(name)
-        if match is None:
-            raise LoadError(f"{path}: {name} is not a LoRA matrix of a linear layer")
-        pairs[match["module"]][match["part"]] = weight
-    for module, parts in pairs.items():
-        if len(parts) != len("AB"):
-            raise LoadError(f"{path}: {module} has a matrix A or B without the other")
+        if match := PEFT_NAME.fullmatch(name):
+            pairs[match["module"]][match["part"]] = weight
     return pairs
 
 
@@ -98,8 +93,6 @@ def _adapted(
     from mlx_lm.tuner.lora import LoRALinear
 
     linear = dict(network.named_modules())[module_path]
-    if {part.ndim for part in parts.values()} != {2}:
-        raise LoadError(f"{path}: the adapter of {module_path} is no pair of matrices")
     rank = parts["A"].shape[0]
     layer = LoRALinear.from_base(linear, r=rank, dropout=0.0, scale=scale)
     own = (layer.lora_a.shape, layer.lora_b.shape)

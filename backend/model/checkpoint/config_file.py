@@ -47,6 +47,14 @@ def require_whole(path: Path) -> None:
         raise LoadError(f"{path} is truncated: it has {size} of {needed} bytes; download it again")
 
 
+def tensor_shapes(path: Path) -> Mapping[str, Sequence[int]]:
+    """Return the shapes of a file's tensors by name; `require_whole` has checked it."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    return {name: row["shape"] for name, row in header.items() if name != _METADATA}
+
+
 def require_regular(path: Path) -> int:
     """Return the size of a regular file."""
     status = path.stat()

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from backend.model.checkpoint.config_file import (
     read_json,
     require_weights,
     require_whole,
+    tensor_shapes,
 )
 from backend.model.checkpoint.hub import find_path
 from common.log import shortened
@@ -29,6 +31,9 @@ from common.remedies import version_of
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 WEIGHTS = "adapters.safetensors"
+PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
+_FULL = "full"
+_FINE_TUNE_TYPES = ("lora", "dora", _FULL)
 
 _MAX_RANK = 2**16
 # The largest number of a float32.
@@ -78,18 +83,63 @@ def require_readable(directory: Path) -> None:
         _require_plain(path, config)
         _require_numbers_of_peft(path, config)
         require_whole(directory / PEFT_WEIGHTS)
+        _require_pairs(directory / PEFT_WEIGHTS)
         return
     require_whole(directory / WEIGHTS)
-    if config.get("fine_tune_type", "lora") == "full":
-        return
+    kind = config.get("fine_tune_type", "lora")
+    if kind not in _FINE_TUNE_TYPES:
+        problem = f"is {shortened(repr(kind))}, not one of {', '.join(_FINE_TUNE_TYPES)}"
+        raise LoadError(f"{path}: fine_tune_type {problem}")
+    if kind != _FULL:
+        _require_lora(path, config)
+        _require_rank_of_all(directory / WEIGHTS, config["lora_parameters"]["rank"])
+
+
+def _require_scale(adapter: Adapter, directory: Path) -> None:
+    config = read_json(directory / CONFIG, dict)
+    if adapter.scale != 1.0 and config.get("fine_tune_type") == _FULL and not is_peft(directory):
+        raise LoadError(f"the adapter {adapter.path} is a full fine-tune: it has no scale")
+
+
+def _require_lora(path: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(config.get("num_layers"), int):
         raise LoadError(f"{path}: num_layers is missing or not a whole number")
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise LoadError(f"{path}: lora_parameters is missing or not an object")
     _require_rank(path, "lora_parameters.rank", parameters.get("rank"))
-    for name, least in (("scale", -_MAX_FACTOR), ("dropout", 0)):
-        _require_factor(path, f"lora_parameters.{name}", parameters.get(name), least)
+    _require_factor(path, "lora_parameters.scale", parameters.get("scale"))
+    dropout = parameters.get("dropout")
+    if not (isinstance(dropout, int | float) and 0 <= dropout < 1):
+        problem = f"is {shortened(repr(dropout))}, not a number of at least 0 and below 1"
+        raise LoadError(f"{path}: lora_parameters.dropout {problem}")
+    keys = parameters.get("keys")
+    if keys is not None and not (isinstance(keys, list) and all(type(key) is str for key in keys)):
+        raise LoadError(f"{path}: lora_parameters.keys is not a list of names")
+
+
+def _require_rank_of_all(path: Path, rank: int) -> None:
+    """Refuse tensors that are no part of an adapter of this rank."""
+    for name, shape in tensor_shapes(path).items():
+        part = name.rpartition(".")[2]
+        if part not in ("lora_a", "lora_b", "m"):
+            raise LoadError(f"{path}: {shortened(name)} is not a matrix of an adapter")
+        if part != "m" and rank not in shape:
+            problem = f"has the shape {shortened(str(shape))}, without the rank of its config"
+            raise LoadError(f"{path}: {shortened(name)} {problem}, {rank}")
+
+
+def _require_pairs(path: Path) -> None:
+    """Refuse tensors that are no matrices A [r, in] and B [out, r] of linear layers."""
+    parts: dict[str, set[str]] = defaultdict(set)
+    for name, shape in tensor_shapes(path).items():
+        match = PEFT_NAME.fullmatch(name)
+        if match is None or len(shape) != len("AB"):
+            raise LoadError(f"{path}: {shortened(name)} is not a LoRA matrix of a linear layer")
+        parts[match["module"]].add(match["part"])
+    for module, found in parts.items():
+        if len(found) != len("AB"):
+            raise LoadError(f"{path}: {shortened(module)} has a matrix A or B without the other")
 
 
 def _require_rank(path: Path, name: str, value: object) -> None:
@@ -98,9 +148,9 @@ def _require_rank(path: Path, name: str, value: object) -> None:
         raise LoadError(f"{path}: {name} {problem}")
 
 
-def _require_factor(path: Path, name: str, value: object, least: float = -_MAX_FACTOR) -> None:
+def _require_factor(path: Path, name: str, value: object) -> None:
     # NaN is neither.
-    if not (type(value) in (int, float) and least <= value <= _MAX_FACTOR):  # type: ignore[operator]
+    if not (type(value) in (int, float) and -_MAX_FACTOR <= value <= _MAX_FACTOR):  # type: ignore[operator]
         raise LoadError(
             f"{path}: {name} is {shortened(repr(value))}, not a number that is possible"
         )
@@ -294,3 +344,4 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
         place = adapter_directory(adapter, options.models_dir)
         require_sound(place)
         require_readable(place)
+        _require_scale(adapter, place)

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from adapters import SCALE, write_adapter
+from adapters import RANK, SCALE, write_adapter
 from mlx.utils import tree_flatten
 
 from backend.config import Adapter, ModelOptions
 from backend.errors import LoadError
+from backend.model.checkpoint.gate import require_loadable
 from backend.model.loader import load
 
 pytestmark = pytest.mark.mlx
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.mlx
 Options = Callable[..., ModelOptions]
 Build = Callable[[str], Path]
 IDS = mx.array([[1, 2, 3, 4]])
+WHOLE = {"rank": RANK, "scale": SCALE, "dropout": 0.0}
 
 
 def logits(options: ModelOptions, directory: Path) -> mx.array:
@@ -117,6 +119,17 @@ def test_an_adapter_for_another_model_is_refused(
             {"num_layers": 2, "lora_parameters": {"rank": 2, "scale": float("nan")}},
             "lora_parameters.scale is nan",
         ),
+        ({"fine_tune_type": "magic"}, "fine_tune_type is 'magic'"),
+        *(
+            ({"num_layers": 2, "lora_parameters": WHOLE | wrong}, f"lora_parameters.{words}")
+            for wrong, words in (
+                ({"dropout": 1}, "dropout is 1, not a number of at least 0 and below 1"),
+                ({"dropout": float("nan")}, "dropout is nan"),
+                ({"dropout": "0.5"}, "dropout is '0.5'"),
+                ({"keys": 3}, "keys is not a list of names"),
+                ({"keys": "q_proj"}, "keys is not a list of names"),
+            )
+        ),
     ],
 )
 def test_a_config_that_says_too_little_is_named(
@@ -126,6 +139,37 @@ def test_a_config_that_says_too_little_is_named(
     path.write_text(json.dumps(config))
     with pytest.raises(LoadError, match=rf"adapter_config\.json: {words}"):
         logits(options(adapters=(Adapter(str(adapters[0])),)), tiny_models("llama"))
+
+
+@pytest.mark.parametrize(
+    ("config", "scale", "words"),
+    [
+        (WHOLE | {"rank": 3}, 1.0, "lora_a has the shape .*, without the rank of its config, 3"),
+        (None, 2.0, "is a full fine-tune: it has no scale"),
+    ],
+)
+def test_what_the_files_of_an_adapter_tell_is_refused_before_a_model_is_dropped(
+    options: Options,
+    tiny_models: Build,
+    adapters: tuple[Path, Path],
+    config: object,
+    scale: float,
+    words: str,
+):
+    kind = {"num_layers": 2, "lora_parameters": config} if config else {"fine_tune_type": "full"}
+    (adapters[0] / "adapter_config.json").write_text(json.dumps(kind))
+    chosen = options(adapters=(Adapter(str(adapters[0]), scale),))
+    with pytest.raises(LoadError, match=words):
+        require_loadable(chosen, tiny_models("llama"))
+
+
+def test_tensors_that_are_no_adapter_are_named(
+    options: Options, tiny_models: Build, adapters: tuple[Path, Path]
+):
+    path = adapters[0] / "adapters.safetensors"
+    mx.save_safetensors(str(path), {"model.norm.weight": mx.zeros((RANK,))})
+    with pytest.raises(LoadError, match=r"model\.norm\.weight is not a matrix of an adapter"):
+        require_loadable(options(adapters=(Adapter(str(adapters[0])),)), tiny_models("llama"))
 
 
 def test_a_cut_adapter_is_named_and_not_the_model(

@@ -148,7 +148,7 @@ def damaged(adapter: Path, change: Callable[[dict], dict]) -> Adapter:
             "embed.lora_embedding_A is no",
         ),
         (lambda w: {k.replace("layers.1", "layers.7"): v for k, v in w.items()}, r"layers\.7"),
-        (lambda w: {k: v[0, 0] if "_A" in k else v for k, v in w.items()}, "no pair of matrices"),
+        (lambda w: {k: v[0, 0] if "_A" in k else v for k, v in w.items()}, "is not a LoRA matrix"),
         (lambda w: {k: v[:, :2] if "_A" in k else v for k, v in w.items()}, "the model takes"),
     ],
 )
