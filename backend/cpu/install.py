@@ -9,7 +9,7 @@ import numpy as np
 from backend.config import CPU_COMPILES_FROM
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
-from backend.cpu.whole_attention import attend_whole
+from backend.cpu.whole_attention import attend_part, attend_whole
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
 
@@ -44,6 +44,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         device.exp = exp
         device.log_sum_exp = log_sum_exp
         device.attend, device.attend_from = attend_whole, LEAST_NUMBERS
+        device.attend_part = attend_part
 
 
 def _sort(numbers: mx.array) -> mx.array:

@@ -1,7 +1,8 @@
-"""Attention over keys that are one array, for some queries at a time.
+"""Attention over keys that are one array, a part of the scores at a time.
 
-Long prompts compute most of what they cost here. NumPy takes a third of MLX's time for it: its
-exponentials use the widest registers, and products of blocks stay in a core's cache.
+Long prompts compute most of what they cost here, and so do rows that share a long prefix. NumPy
+takes a third of MLX's time for it: its exponentials use the widest registers, and products of
+blocks stay in a core's cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,8 +29,12 @@ LEAST_SCORES = 2**20
 LEAST_QUERIES = 16
 # The rows and columns of a block of scores.
 ROWS, COLUMNS = 384, 512
+# Of fewer queries, so many scores are worth it. Then the scores of a tile, its positions at least
+# and at most, and the number of tiles from which threads share evenly.
+LEAST_TILED = 2**15
+TILE_SCORES, LEAST_POSITIONS, MOST_POSITIONS, TILES_PER_THREAD = 2**16, 256, 2048, 3
 _CAUSAL = "causal"
-_MATRIX = 2
+_MATRIX, _ALL_AXES = 2, 4
 
 Numbers: TypeAlias = npt.NDArray[Any]
 """Of float32."""
@@ -55,15 +60,33 @@ def attend_whole(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks
         )
     terms: dict[str, Any] = {"scale": scale, "mask": mask, "sinks": sinks}
-    is_long = scores >= LEAST_SCORES and width >= LEAST_QUERIES
-    given = [each for each in (queries, keys, values, sinks, mask) if isinstance(each, mx.array)]
-    if is_long and keys.dtype == values.dtype == queries.dtype and _is_computed(given):
-        return _with_gradient(partial(in_blocks, **terms), terms)(queries, keys, values)
+    is_wide = width >= LEAST_QUERIES
+    is_long = scores >= (LEAST_SCORES if is_wide else LEAST_TILED)
+    if is_long and _is_computed(queries, keys, values, sinks, mask):
+        compute = partial(in_blocks if is_wide else in_tiles, **terms)
+        return _with_gradient(compute, terms)(queries, keys, values)
     return _in_pieces(queries, keys, values, **terms)
 
 
-def _is_computed(arrays: list[mx.array]) -> bool:
-    """Compute arrays; false if MLX only traces a function, to compile it."""
+def attend_part(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> tuple[mx.array, mx.array, mx.array] | None:
+    """Attend to some of the keys that rows see, as `Device.attend_part` describes."""
+    rows, heads, width, _ = queries.shape
+    is_long = rows * heads * width * keys.shape[2] >= LEAST_TILED
+    if not is_long or not _is_computed(queries, keys, values, mask):
+        return None
+    weighted, top, total = _Tiles.of(queries, keys, values, scale, mask).partial()
+    return mx.array(weighted), mx.array(top), mx.array(total)
+
+
+def _is_computed(
+    queries: mx.array, keys: mx.array, values: mx.array, *others: mx.array | str | None
+) -> bool:
+    """Compute arrays of float32; false for others, or if MLX only traces a function to compile."""
+    if any(array.dtype != mx.float32 for array in (queries, keys, values)):
+        return False
+    arrays = [queries, keys, values, *(each for each in others if isinstance(each, mx.array))]
     try:
         mx.eval(arrays)
     except (ValueError, RuntimeError):
@@ -231,12 +254,157 @@ class _Softmax:
     @property
     def _safe_top(self) -> Numbers:
         """The largest score of each row; 0 if it has none."""
-        return np.where(np.isneginf(self._top), np.float32(0), self._top)
+        return _finite(self._top)
 
     def _raise_top(self, scores: Numbers) -> Numbers:
         """Take up the largest scores, and return by which factor the earlier weights fade."""
         before, self._top = self._top, np.maximum(self._top, scores)
         return np.exp(before - self._safe_top)
+
+
+def in_tiles(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Return the attention of arrays that are computed, for few queries of each row."""
+    width, positions = queries.shape[2], keys.shape[2]
+    visible = _visible(mask, slice(0, width), slice(positions - width, positions))
+    weighted, top, total = _Tiles.of(queries, keys, values, scale, visible).partial()
+    if sinks is not None:
+        empty = np.asarray(sinks, np.float32)[:, None, None]
+        highest = np.maximum(top, empty)
+        fading = np.exp(top - highest)
+        weighted, total = weighted * fading, total * fading + np.exp(empty - highest)
+    with np.errstate(invalid="ignore"):
+        return mx.array(weighted / total)
+
+
+_Place: TypeAlias = tuple[slice, slice]
+"""Some rows, and some heads of keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Attention of few queries to many positions, in tiles of scores.
+
+    Attributes:
+        given: [rows, heads, width], those of the queries as they came.
+        queries: [key rows, kv heads, N, head width], scaled.
+        keys: [key rows, kv heads, positions, head width].
+        values: [key rows, kv heads, positions, value width].
+        hidden: [key rows or 1, 1, rows of each or 1, 1, width or 1, positions]; `None` is none.
+    """
+
+    given: tuple[int, int, int]
+    queries: Numbers
+    keys: Numbers
+    values: Numbers
+    hidden: Flags | None
+
+    @classmethod
+    def of(
+        cls,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+    ) -> "_Tiles":
+        """Take arrays that are computed; the keys of one row may be those of all."""
+        rows, heads, width, head_width = queries.shape
+        key_rows, kv_heads = keys.shape[:2]
+        shape = (key_rows, rows // key_rows, kv_heads, -1, head_width)
+        scaled = np.asarray(queries).reshape(shape).swapaxes(1, 2) * np.float32(scale)
+        flat = scaled.reshape(key_rows, kv_heads, -1, head_width)
+        hidden = None
+        if mask is not None:
+            by_row = ~np.asarray(mask)[:, 0]
+            owners = (1, len(by_row)) if key_rows == 1 else (len(by_row), 1)
+            hidden = by_row.reshape(owners[0], 1, owners[1], 1, *by_row.shape[1:])
+        return cls((rows, heads, width), flat, np.asarray(keys), np.asarray(values), hidden)
+
+    def partial(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Return weighted values, the largest scores and the sums of weights, as of a `Partial`."""
+        threads = openblas.threads() if openblas.has_openblas() else 1
+        columns, places = self._cut(threads)
+        shape = (len(columns), *self.queries.shape[:3])
+        widths = (self.values.shape[-1], 1, 1)
+        found = [np.empty((*shape, width), np.float32) for width in widths]
+
+        def compute(tile: tuple[int, _Place]) -> None:
+            column, place = tile
+            parts = self._attended(place, columns[column])
+            for array, part in zip(found, parts, strict=True):
+                array[column][place] = part
+
+        tiles = list(product(range(len(columns)), places))
+        spread = block_threads().map if threads > 1 and len(tiles) > 1 else map
+        list(spread(compute, tiles))
+        weighted, top, total = map(self._by_row, _joined(*found))
+        return weighted, top, total
+
+    def _cut(self, threads: int) -> tuple[list[slice], list[_Place]]:
+        """Return the columns of the tiles, and their rows with heads."""
+        rows, heads, queries, _ = self.queries.shape
+        positions = self.keys.shape[2]
+        most = min(max(TILE_SCORES // queries, LEAST_POSITIONS), MOST_POSITIONS)
+        count = -(-positions // most)
+        step = -(-positions // count)
+        evenly = -(-rows * heads * count // (TILES_PER_THREAD * threads))
+        pairs = max(1, min(TILE_SCORES // (queries * step), evenly))
+        row_step, head_step = max(1, pairs // heads), min(pairs, heads)
+        places = product(_slices(rows, row_step), _slices(heads, head_step))
+        return _slices(positions, step), list(places)
+
+    def _attended(self, place: _Place, column: slice) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the same for some rows and heads, over some positions."""
+        keys, values = (array[place][:, :, column] for array in (self.keys, self.values))
+        scores = self.queries[place] @ keys.swapaxes(-1, -2)
+        if self.hidden is not None:
+            self._hide(scores, self.hidden[..., column], place[0])
+        top = scores.max(axis=-1, keepdims=True)
+        # A query that sees none of these keys has no largest score.
+        scores -= top if self.hidden is None else _finite(top)
+        weights = np.exp(scores, out=scores)
+        return weights @ values, top, weights.sum(axis=-1, keepdims=True)
+
+    def _hide(self, scores: Numbers, hidden: Flags, rows: slice) -> None:
+        """Hide positions in scores [key rows, kv heads, N, positions]."""
+        given, heads, width = self.given
+        key_rows, kv_heads = self.queries.shape[:2]
+        owned = (given // key_rows, heads // kv_heads, width)
+        by_query = scores.reshape(*scores.shape[:2], *owned, -1)
+        own = hidden if len(hidden) == 1 else hidden[rows]
+        np.copyto(by_query, np.float32(-np.inf), where=own)
+
+    def _by_row(self, array: Numbers) -> Numbers:
+        """Turn [key rows, kv heads, N, n] into [rows, heads, width, n]."""
+        rows, heads, width = self.given
+        key_rows, kv_heads, _, last = array.shape
+        by_row = array.reshape(key_rows, kv_heads, rows // key_rows, -1, last).swapaxes(1, 2)
+        return by_row.reshape(rows, heads, width, last)
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _finite(top: Numbers) -> Numbers:
+    """Return the largest scores; 0 where there is none."""
+    return np.where(np.isneginf(top), np.float32(0), top)
+
+
+def _joined(weighted: Numbers, top: Numbers, total: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Join partial attention [columns, ...] over its first axis."""
+    if len(top) == 1:
+        return weighted[0], top[0], total[0]
+    highest = top.max(axis=0)
+    fading = np.exp(top - _finite(highest))
+    return (weighted * fading).sum(axis=0), highest, (total * fading).sum(axis=0)
 
 
 def _in_pieces(
@@ -284,4 +452,4 @@ def _visible(mask: mx.array | str | None, queries: slice, latest: slice) -> mx.a
     if not isinstance(mask, mx.array):
         return (mx.arange(latest.stop) <= mx.arange(latest.start, latest.stop)[:, None])[None, None]
     part = mask if mask.shape[-2] == 1 else mask[..., queries, :]
-    return part[None, None] if part.ndim == _MATRIX else part
+    return part.reshape(*[1] * (_ALL_AXES - part.ndim), *part.shape)

@@ -6,7 +6,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
 
@@ -60,6 +60,16 @@ def _leave_untrained(_network: Network) -> None:
 
 def _log_sum_exp(numbers: mx.array) -> mx.array:
     return mx.logsumexp(numbers, axis=-1, keepdims=True)
+
+
+AttendPart: TypeAlias = Callable[
+    [mx.array, mx.array, mx.array, float, mx.array | None],
+    tuple[mx.array, mx.array, mx.array] | None,
+]
+
+
+def _attend_no_part(*_given: object) -> None:
+    """Leave it to MLX."""
 
 
 def _choose_no_threads(_limit: int | None) -> Threads | None:
@@ -143,6 +153,10 @@ class Device:
         attend: Attention over keys that are one array, called as MLX's function; from so many
             scores on, see `attend_from`: of fewer, MLX's function is the faster.
         attend_from: In numbers of scores, which are the queries times the positions.
+        attend_part: Attention of queries [rows, heads, width, head width] to some keys [rows or 1,
+            kv heads, positions, head width] and values, given the scale and a mask [rows, 1, width
+            or 1, positions]: the sums of values weighted by `exp(score - top)`, the largest scores
+            `top`, and the sums of the weights. `None` leaves it to MLX.
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
             `None` if there is no choice.
         turns_per_clear: After so many turns MLX's free buffers are given back. A GPU allocates anew
@@ -160,6 +174,7 @@ class Device:
     sort: Callable[[mx.array], mx.array] = mx.sort
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
+    attend_part: AttendPart = _attend_no_part
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     turns_per_clear: int = 256
     blocks_dispatch: bool = False

@@ -35,15 +35,16 @@ MIXES: Mapping[str, Mix] = {
     MIXED: _own(*_SHORT, 6000),
     EIGHT_SHORT: _own(*(20,) * 8),
     ON_PREFIX: _own(*(20,) * 8, shared=6000),
+    MANY_SHORT: _own(*(20,) * 32),
+    MANY_ON_PREFIX: _own(*(20,) * 32, shared=6000),
 }
 LONG_MIXES: Mapping[str, Mix] = {
     ONE_MEDIUM: _own(1000),
     MEDIUM: _own(*(1000,) * 15),
     LONGEST: _own(32_000),
     MIXED_LONGEST: _own(*(1000,) * 15, 32_000),
-    MANY_SHORT: _own(*(20,) * 32),
-    MANY_ON_PREFIX: _own(*(20,) * 32, shared=6000),
 }
+SIDES = ("ours", "mlx-lm")
 # Generated tokens of each row when its bytes are read.
 GENERATED = 16
 
@@ -72,10 +73,22 @@ async def measure(settings: Settings) -> list[Figure]:
     for model in (SMALL, LARGE):
         async with served(model) as server:
             environment = environment_of(server.process.pid)
-        question = {"directory": str(model.directory), "mixes": mixes, "runs": settings.runs}
-        answer = answer_of("benchmarks.cases.ragged_steps", question, environment)
-        figures += _figures(model, mixes, answer)
+        figures += _figures(model, mixes, steps_of(model, mixes, settings.runs, environment))
     return figures
+
+
+def steps_of(
+    model: BenchModel, mixes: Mapping[str, Mix], runs: int, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return `bytes_per_token`, and of each mix and side what it took in each run."""
+    found: dict[str, Any] = {"mixes": {name: {side: [] for side in SIDES} for name in mixes}}
+    for side in SIDES * runs:
+        question = {"directory": str(model.directory), "mixes": mixes, "side": side}
+        answer = answer_of("benchmarks.cases.ragged_steps", question, environment)
+        found["bytes_per_token"] = answer["bytes_per_token"]
+        for name, measured in answer["mixes"].items():
+            found["mixes"][name][side].append(measured)
+    return found
 
 
 def _figures(

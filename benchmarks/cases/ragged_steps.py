@@ -1,9 +1,9 @@
 """Steps of rows of different length, ours and mlx-lm's: `python -m benchmarks.cases.ragged_steps`.
 
-Reads a JSON object: a model's directory, and for each mix the positions that all rows share and
-those that each has of its own. It answers with the milliseconds of a step and the bytes of the
-caches, per mix and run. The rows hold random keys and values, which take attention as long as those
-of a text.
+Reads a JSON object: a model's directory, the side, and for each mix the positions that all rows
+share and those that each has of its own. It answers with the milliseconds of a step and the bytes
+of the caches, per mix. Our side is prepared for the device as an engine is. The rows hold random
+keys and values, which take attention as long as those of a text.
 """
 
 import gc
@@ -24,12 +24,17 @@ from mlx_lm.utils import load_model
 from backend.cache.kv import MAX_NODE_TOKENS, Part, RowKV
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
+from backend.cpu.install import install
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import batch_plan
+from backend.model.device import DEVICE
+from common import openblas
+from common.process import usable_cores
 
+OURS = "ours"
 STEPS = 12
 WARM_UP = 4
 TOKEN = 7
@@ -117,7 +122,7 @@ class Ours:
         rows = self._rows.mixed(mix)
         for number, (caches, tokens) in enumerate(zip(rows, mix.lengths, strict=True)):
             batch.add(_row(str(number), caches, tokens))
-        step_ms = _median_ms(lambda: batch.step(meanwhile=lambda: None, landed=lambda _: None))
+        step_ms = _median_ms(lambda: list(batch.step()))
         return step_ms, batch.cache_bytes() + mix.shared * self._rows.bytes_per_token
 
 
@@ -151,18 +156,25 @@ def main() -> None:
     """Answer one question."""
     question = json.load(sys.stdin)
     network, _ = load_model(Path(question["directory"]))
+    is_ours = question["side"] == OURS
+    _prepare(network, is_ours=is_ours)
     rows = Rows(network)
-    sides = {"ours": Ours(network, rows), "mlx-lm": Upstream(network, rows)}
+    measured = (Ours if is_ours else Upstream)(network, rows)
     answer: dict[str, Any] = {"bytes_per_token": rows.bytes_per_token, "mixes": {}}
-    for name in question["mixes"]:
-        answer["mixes"][name] = {side: [] for side in sides}
-    for _ in range(question["runs"]):
-        for name, mix in question["mixes"].items():
-            for side, measured in sides.items():
-                answer["mixes"][name][side].append(measured.measure(Mix(**mix)))
-                gc.collect()
-                mx.clear_cache()
+    for name, mix in question["mixes"].items():
+        answer["mixes"][name] = measured.measure(Mix(**mix))
+        gc.collect()
+        mx.clear_cache()
     json.dump(answer, sys.stdout)
+
+
+def _prepare(network: Network, *, is_ours: bool) -> None:
+    """Prepare a process; both sides have as many threads for products."""
+    if is_ours:
+        install()
+        DEVICE.prepare(network, keeps_type=False)
+    if openblas.has_openblas():
+        openblas.set_threads(usable_cores())
 
 
 def _median_ms(step: Callable[[], object]) -> float:

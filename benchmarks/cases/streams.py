@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.cases.decode_speed import GREEDY, Case, Subject, measure_case
-from benchmarks.harness.baseline import Baseline, answer_of, environment_of
+from benchmarks.cases.ragged import steps_of
+from benchmarks.harness.baseline import Baseline, environment_of
 from benchmarks.harness.figure import Figure, Settings
 from benchmarks.harness.models import LARGE, SMALL, BenchModel
 from benchmarks.harness.served import served
@@ -34,8 +35,7 @@ async def _measure(settings: Settings, model: BenchModel) -> list[Figure]:
             for case in cases:
                 figures += await measure_case(settings, subject, case, server, baseline)
     mixes = {str(rows): {"shared": 0, "own": _lengths(rows)} for rows in ROWS}
-    question = {"directory": str(model.directory), "mixes": mixes, "runs": 1}
-    answer = answer_of("benchmarks.cases.ragged_steps", question, environment)
+    answer = steps_of(model, mixes, 1, environment)
     return figures + [_memory(model, rows, answer["mixes"][str(rows)]) for rows in ROWS]
 
 

@@ -35,6 +35,16 @@ def in_blocks(monkeypatch):
 
 
 @pytest.fixture
+def in_tiles(monkeypatch):
+    """Refuse all else; a tile is that of one head, and none ends where the keys do."""
+    sizes = {"LEAST_TILED": 0, "TILE_SCORES": 60, "LEAST_POSITIONS": 7, "TILES_PER_THREAD": 1}
+    for name, value in sizes.items():
+        monkeypatch.setattr(whole_attention, name, value)
+    monkeypatch.setattr(whole_attention, "over_own", None)
+    monkeypatch.setattr(whole_attention.mx, "fast", None)
+
+
+@pytest.fixture
 def in_pieces(monkeypatch):
     """Refuse MLX's own function."""
     monkeypatch.setattr(whole_attention.mx, "fast", None)
@@ -70,7 +80,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("way", ["in_pieces", "in_blocks"])
+@pytest.mark.parametrize("way", ["in_pieces", "in_blocks", "in_tiles"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
@@ -82,6 +92,61 @@ def test_it_is_that_of_mlx(request, mask, has_sinks, rows, way):
     output = attend_whole(*given, scale=SCALE, mask=mask, sinks=sinks)
     assert output.shape == expected.shape
     assert mx.allclose(output, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("mask", ["none", "by row", "for all queries"])
+@pytest.mark.parametrize("tile_scores", [60, 2**16])
+def test_a_part_of_the_keys_is_that_of_the_engine(
+    request, monkeypatch, mask, is_shared, tile_scores
+):
+    queries, keys, values = arrays(3)
+    if is_shared:
+        keys, values = keys[:1], values[:1]
+    seen = MASKS[mask](3)
+    if seen is not None:
+        seen[1] = False  # a row that sees none of these keys
+    over = attention.over_shared if is_shared else attention.over_own
+    expected = over(queries, keys, values, SCALE, seen)
+    request.getfixturevalue("in_tiles")
+    monkeypatch.setattr(whole_attention, "TILE_SCORES", tile_scores)
+    output, top, total = whole_attention.attend_part(queries, keys, values, SCALE, seen)
+    assert mx.allclose(output, expected.output, rtol=1e-5, atol=1e-5)
+    assert mx.allclose(top, expected.top, rtol=1e-5, atol=1e-5)
+    assert mx.allclose(total, expected.total, rtol=1e-5, atol=1e-5)
+
+
+def test_few_scores_and_16_bits_are_no_part_to_compute_here(monkeypatch):
+    assert whole_attention.attend_part(*arrays(3), SCALE, None) is None
+    monkeypatch.setattr(whole_attention, "LEAST_TILED", 0)
+    assert whole_attention.attend_part(*arrays(3), SCALE, None)
+    assert whole_attention.attend_part(*arrays(3, dtype=mx.bfloat16), SCALE, None) is None
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_a_prefix_that_rows_share_is_computed_in_tiles(monkeypatch, rows):
+    """The batch takes the device's function for tails and prefix, and its scores stay the same."""
+    install(device := Device(), mx.Device(mx.cpu))
+    seen = []
+
+    def noted(queries, keys, *rest):
+        seen.append((len(queries), len(keys)))
+        return whole_attention.attend_part(queries, keys, *rest)
+
+    def attended(device):
+        monkeypatch.setattr(attention, "DEVICE", device)
+        queries, keys, values = arrays(rows, width=1)
+        shared = [each[:1] for each in (keys, values)]
+        parts = [
+            attention.over_some(queries, *pair, SCALE, None) for pair in ((keys, values), shared)
+        ]
+        return attention.merged(parts, None, mx.float32)
+
+    expected = attended(Device())
+    monkeypatch.setattr(whole_attention, "LEAST_TILED", 0)
+    device.attend_part = noted
+    assert mx.allclose(attended(device), expected, rtol=1e-5, atol=1e-6)
+    assert seen == [(rows, rows), (rows, 1)]
 
 
 @pytest.mark.usefixtures("in_blocks")

@@ -46,6 +46,16 @@ class Partial:
         )
 
 
+def over_some(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> Partial:
+    """Attend to keys [rows, ...], each row's own, or [1, ...], those of all rows."""
+    if found := DEVICE.attend_part(queries, keys, values, scale, mask):
+        return Partial(*found)
+    over = over_own if len(keys) == len(queries) else over_shared
+    return over(queries, keys, values, scale, mask)
+
+
 def over_shared(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> Partial:
@@ -61,12 +71,13 @@ def over_shared(
     kv_heads = keys.shape[1]
     stacked = (queries * scale).reshape(rows, kv_heads, -1, queries.shape[-1]).swapaxes(0, 1)
     flat = stacked.reshape(kv_heads, -1, queries.shape[-1])
-    scores = flat @ keys[0].swapaxes(-1, -2)
+    # An index instead of `squeeze` would copy them.
+    scores = flat @ keys.squeeze(0).swapaxes(-1, -2)
     if mask is not None:
         by_row = scores.reshape(kv_heads, rows, heads // kv_heads, width, -1)
         scores = mx.where(mask[None], by_row, -mx.inf).reshape(scores.shape)
     weights, top, total = _weights(scores)
-    output = weights.astype(values.dtype) @ values[0]
+    output = weights.astype(values.dtype) @ values.squeeze(0)
     return Partial(*(_by_row(a, rows, heads, width) for a in (output, top, total)))
 
 
@@ -122,13 +133,13 @@ def over_pieces(
     Args:
         queries: [1, heads, width, head width].
         pieces: For each in order, the number of its positions, its keys and its values.
-        visible: Returns the visible ones of some positions, as `over_shared` takes them.
+        visible: Returns the visible ones of some positions, as `over_some` takes them.
         sinks: [heads] scores of an empty position.
     """
     partials, start = [], 0
     for tokens, (keys, values) in pieces:
         mask = visible(start, start + tokens)
-        partials.append(over_shared(queries, keys, values, scale, mask))
+        partials.append(over_some(queries, keys, values, scale, mask))
         start += tokens
     return merged(partials, sinks, queries.dtype)
 
@@ -418,13 +429,13 @@ class RaggedKV:
         for span in current.referring:
             mask = span.array_mask if window is None else span.visible(window)
             keys, values = self.seen(span)
-            tails.append(over_own(queries[span.take], keys, values, scale, mask))
+            tails.append(over_some(queries[span.take], keys, values, scale, mask))
         partials = [joined(tails)]
         for shared in current.shared:
             arrays = self._references[shared.source]
             keys, values = (array[:, :, : shared.tokens] for array in arrays)
             mask = shared.mask if window is None else shared.visible(window, current.latest)
-            partial = over_shared(queries[shared.take], keys, values, scale, mask)
+            partial = over_some(queries[shared.take], keys, values, scale, mask)
             partials.append(partial if shared.places is None else partial.spread(shared.places))
         return partials
 

@@ -13,6 +13,7 @@ from backend.engine.kv.batch_caches import _joining
 from backend.engine.kv.layer import RaggedKV, Window, attend_row
 from backend.engine.kv.ledger import Ledger
 from backend.engine.kv.spans import Column
+from benchmarks.cases import ragged_steps
 
 pytestmark = pytest.mark.mlx
 
@@ -248,3 +249,12 @@ def test_a_rank_of_a_pipeline_can_let_what_it_has_sent_be_part_of_the_keys():
 
 TestRows = pytest.mark.mlx(Rows.TestCase)
 TestRows.settings = settings(max_examples=40, stateful_step_count=15)
+
+
+def test_the_benchmark_of_steps_has_rows_on_one_prefix(networks):
+    network = networks("llama")
+    rows, mix = ragged_steps.Rows(network), ragged_steps.Mix(shared=9, own=(2, 3))
+    for side in (ragged_steps.Ours, ragged_steps.Upstream):
+        step_ms, nbytes = side(network, rows).measure(mix)
+        assert step_ms > 0
+        assert nbytes >= sum(mix.own) * rows.bytes_per_token
