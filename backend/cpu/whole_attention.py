@@ -5,12 +5,12 @@ takes a third of MLX's time for it: its exponentials use the widest registers, a
 blocks stay in a core's cache.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -36,6 +36,8 @@ TILE_SCORES, LEAST_POSITIONS, MOST_POSITIONS, TILES_PER_THREAD = 2**16, 256, 204
 _CAUSAL = "causal"
 _MATRIX, _ALL_AXES = 2, 4
 
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 Numbers: TypeAlias = npt.NDArray[Any]
 """Of float32."""
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -180,9 +182,21 @@ def in_blocks(
             block = attend_block(given, (row, head), (own, start, stop), scale, sink)
             output[row, own, start:stop] = block
 
-    count = openblas.threads() if openblas.has_openblas() else 1
+    count = _threads()
     list(block_threads().map(compute, (blocks[place::count] for place in range(count))))
     return mx.array(output)
+
+
+def _threads() -> int:
+    """Return the number of threads for a matrix product, and thus for what is computed here."""
+    return openblas.threads() if openblas.has_openblas() else 1
+
+
+def spread(compute: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """Compute some items, on several threads if products have them."""
+    if _threads() == 1 or len(items) == 1:
+        return list(map(compute, items))
+    return list(block_threads().map(compute, items))
 
 
 @cache
@@ -329,8 +343,7 @@ class _Tiles:
 
     def partial(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return weighted values, the largest scores and the sums of weights, as of a `Partial`."""
-        threads = openblas.threads() if openblas.has_openblas() else 1
-        columns, places = self._cut(threads)
+        columns, places = self._cut()
         shape = (len(columns), *self.queries.shape[:3])
         widths = (self.values.shape[-1], 1, 1)
         found = [np.empty((*shape, width), np.float32) for width in widths]
@@ -341,20 +354,18 @@ class _Tiles:
             for array, part in zip(found, parts, strict=True):
                 array[column][place] = part
 
-        tiles = list(product(range(len(columns)), places))
-        spread = block_threads().map if threads > 1 and len(tiles) > 1 else map
-        list(spread(compute, tiles))
+        spread(compute, list(product(range(len(columns)), places)))
         weighted, top, total = map(self._by_row, _joined(*found))
         return weighted, top, total
 
-    def _cut(self, threads: int) -> tuple[list[slice], list[_Place]]:
+    def _cut(self) -> tuple[list[slice], list[_Place]]:
         """Return the columns of the tiles, and their rows with heads."""
         rows, heads, queries, _ = self.queries.shape
         positions = self.keys.shape[2]
         most = min(max(TILE_SCORES // queries, LEAST_POSITIONS), MOST_POSITIONS)
         count = -(-positions // most)
         step = -(-positions // count)
-        evenly = -(-rows * heads * count // (TILES_PER_THREAD * threads))
+        evenly = -(-rows * heads * count // (TILES_PER_THREAD * _threads()))
         pairs = max(1, min(TILE_SCORES // (queries * step), evenly))
         row_step, head_step = max(1, pairs // heads), min(pairs, heads)
         places = product(_slices(rows, row_step), _slices(heads, head_step))

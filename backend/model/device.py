@@ -149,7 +149,8 @@ class Device:
         prepare_training: The same for one to be trained, which needs gradients and keeps
             quantised weights.
         log_sum_exp: Logarithm [..., 1] of the sums of e to the power of numbers [..., N].
-        sort: Sorts the rows of numbers [..., N], the smallest first; may compute them at once.
+        lowest_kept: The smallest logit [R, 1] of logits [R, V] that top-p [R, 1] keeps, computed at
+            once; `None` if sorting them is fast.
         attend: Attention over keys that are one array, called as MLX's function; from so many
             scores on, see `attend_from`: of fewer, MLX's function is the faster.
         attend_from: In numbers of scores, which are the queries times the positions.
@@ -171,7 +172,7 @@ class Device:
     prepare_training: Callable[[Network], None] = _leave_untrained
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp
-    sort: Callable[[mx.array], mx.array] = mx.sort
+    lowest_kept: Callable[[mx.array, mx.array], mx.array] | None = None
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
     attend_part: AttendPart = _attend_no_part

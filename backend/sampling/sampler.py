@@ -334,8 +334,17 @@ def _hashed(seed: int, position: int) -> int:
     return word ^ (word >> 31)
 
 
-Sort: TypeAlias = Callable[[mx.array], mx.array]
-"""Sorts the rows of an array [R, V], the smallest first."""
+LowestKept: TypeAlias = Callable[[mx.array, mx.array], mx.array]
+"""Returns the smallest logit [R, 1] of logits [R, V] that top-p [R, 1] keeps."""
+
+
+def lowest_kept(logits: mx.array, top_p: mx.array) -> mx.array:
+    """Return the smallest logit [R, 1] of logits [R, V] that top-p [R, 1] keeps, by sorting."""
+    best = -mx.sort(-logits)
+    last = mx.full((len(logits), 1), logits.shape[-1] - 1)
+    kept = _before_top_p(best, top_p, last)
+    count = mx.maximum(kept.sum(axis=-1, keepdims=True), 1)
+    return mx.take_along_axis(best, count - 1, axis=-1)
 
 
 class _Rows:
@@ -373,9 +382,9 @@ class _Rows:
 class _DrawFromAll(_Rows):
     """Draws a token for each of some rows without top-k."""
 
-    def __init__(self, params: Sequence[SamplingParams], sort: Sort) -> None:
+    def __init__(self, params: Sequence[SamplingParams], lowest: LowestKept) -> None:
         super().__init__(params)
-        self._sort = sort
+        self._lowest_kept = lowest
         cut = [row for row, p in enumerate(params) if p.top_p < 1.0]
         self._cut = mx.array(cut) if cut else None
         self._top_p = _column([params[row].top_p for row in cut])
@@ -396,16 +405,8 @@ class _DrawFromAll(_Rows):
         if self._cut is None:
             return floor
         lowest = mx.full((x.shape[0], 1), -mx.inf)
-        lowest[self._cut] = self._lowest_kept(x[self._cut])
+        lowest[self._cut] = self._lowest_kept(x[self._cut], self._top_p)
         return lowest if floor is None else mx.maximum(floor, lowest)
-
-    def _lowest_kept(self, x: mx.array) -> mx.array:
-        """Return the smallest logit [R, 1] of x [R, V] kept by top-p."""
-        best = -self._sort(-x)
-        last = mx.full((len(x), 1), x.shape[-1] - 1)
-        kept = _before_top_p(best, self._top_p, last)
-        count = mx.maximum(kept.sum(axis=-1, keepdims=True), 1)
-        return mx.take_along_axis(best, count - 1, axis=-1)
 
 
 class _DrawFromBest(_Rows):
@@ -473,12 +474,19 @@ class Sampler:
     A row's draw does not depend on the other rows.
 
     Attributes:
-        sorts: Whether a draw sorts logits.
+        cuts: Whether a draw looks for the smallest logit that top-p keeps.
     """
 
     def __init__(
-        self, params: Sequence[SamplingParams], vocab_size: int, sort: Sort = mx.sort
+        self, params: Sequence[SamplingParams], vocab_size: int, lowest: LowestKept | None = None
     ) -> None:
+        """Prepare the draws of some rows.
+
+        Args:
+            params: Of each row.
+            vocab_size: V.
+            lowest: Finds that logit; `None` sorts them.
+        """
         drawing = [row for row, p in enumerate(params) if not p.is_greedy]
         best = [row for row in drawing if 0 < params[row].top_k < vocab_size]
         others = [row for row in drawing if row not in best]
@@ -487,8 +495,9 @@ class Sampler:
         if best:
             self._draws.append((best, _DrawFromBest([params[row] for row in best])))
         if others:
-            self._draws.append((others, _DrawFromAll([params[row] for row in others], sort)))
-        self.sorts = any(params[row].top_p < 1.0 for row in others)
+            draw = _DrawFromAll([params[row] for row in others], lowest or lowest_kept)
+            self._draws.append((others, draw))
+        self.cuts = any(params[row].top_p < 1.0 for row in others)
 
     def draw(self, logits: mx.array, positions: Sequence[int]) -> mx.array:
         """Return token ids [B] for logits [B, V] (float32) after penalties and masks.

@@ -26,28 +26,33 @@ def pieces(monkeypatch):
 
 
 @pytest.fixture
-def in_blocks(monkeypatch):
-    """Refuse MLX's own function and pieces; blocks are small, and none ends where another does."""
-    for name, value in {"LEAST_SCORES": 0, "LEAST_QUERIES": 1, "ROWS": 7, "COLUMNS": 9}.items():
-        monkeypatch.setattr(whole_attention, name, value)
-    monkeypatch.setattr(whole_attention, "over_own", None)
-    monkeypatch.setattr(whole_attention.mx, "fast", None)
+def sized(monkeypatch):
+    """Sets what the module has by name."""
+
+    def change(**sizes):
+        for name, value in sizes.items():
+            monkeypatch.setattr(whole_attention, name, value)
+
+    return change
 
 
 @pytest.fixture
-def in_tiles(monkeypatch):
-    """Refuse all else; a tile is that of one head, and none ends where the keys do."""
-    sizes = {"LEAST_TILED": 0, "TILE_SCORES": 60, "LEAST_POSITIONS": 7, "TILES_PER_THREAD": 1}
-    for name, value in sizes.items():
-        monkeypatch.setattr(whole_attention, name, value)
-    monkeypatch.setattr(whole_attention, "over_own", None)
-    monkeypatch.setattr(whole_attention.mx, "fast", None)
-
-
-@pytest.fixture
-def in_pieces(monkeypatch):
+def in_pieces(monkeypatch, sized):
     """Refuse MLX's own function."""
     monkeypatch.setattr(whole_attention.mx, "fast", None)
+    return sized
+
+
+@pytest.fixture
+def in_blocks(in_pieces):
+    """Refuse pieces as well; blocks are small, and none ends where another does."""
+    in_pieces(LEAST_SCORES=0, LEAST_QUERIES=1, ROWS=7, COLUMNS=9, over_own=None)
+
+
+@pytest.fixture
+def in_tiles(in_pieces):
+    """Refuse pieces as well; a tile is that of one head, and none ends where the keys do."""
+    in_pieces(LEAST_TILED=0, TILE_SCORES=60, LEAST_POSITIONS=7, TILES_PER_THREAD=1, over_own=None)
 
 
 def arrays(rows, width=WIDTH, dtype=mx.float32):
@@ -97,9 +102,7 @@ def test_it_is_that_of_mlx(request, mask, has_sinks, rows, way):
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("mask", ["none", "by row", "for all queries"])
 @pytest.mark.parametrize("tile_scores", [60, 2**16])
-def test_a_part_of_the_keys_is_that_of_the_engine(
-    request, monkeypatch, mask, is_shared, tile_scores
-):
+def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_shared, tile_scores):
     queries, keys, values = arrays(3)
     if is_shared:
         keys, values = keys[:1], values[:1]
@@ -109,22 +112,22 @@ def test_a_part_of_the_keys_is_that_of_the_engine(
     over = attention.over_shared if is_shared else attention.over_own
     expected = over(queries, keys, values, SCALE, seen)
     request.getfixturevalue("in_tiles")
-    monkeypatch.setattr(whole_attention, "TILE_SCORES", tile_scores)
+    sized(TILE_SCORES=tile_scores)
     output, top, total = whole_attention.attend_part(queries, keys, values, SCALE, seen)
     assert mx.allclose(output, expected.output, rtol=1e-5, atol=1e-5)
     assert mx.allclose(top, expected.top, rtol=1e-5, atol=1e-5)
     assert mx.allclose(total, expected.total, rtol=1e-5, atol=1e-5)
 
 
-def test_few_scores_and_16_bits_are_no_part_to_compute_here(monkeypatch):
+def test_few_scores_and_16_bits_are_no_part_to_compute_here(sized):
     assert whole_attention.attend_part(*arrays(3), SCALE, None) is None
-    monkeypatch.setattr(whole_attention, "LEAST_TILED", 0)
+    sized(LEAST_TILED=0)
     assert whole_attention.attend_part(*arrays(3), SCALE, None)
     assert whole_attention.attend_part(*arrays(3, dtype=mx.bfloat16), SCALE, None) is None
 
 
 @pytest.mark.parametrize("rows", [2, 3])
-def test_a_prefix_that_rows_share_is_computed_in_tiles(monkeypatch, rows):
+def test_a_prefix_that_rows_share_is_computed_in_tiles(monkeypatch, sized, rows):
     """The batch takes the device's function for tails and prefix, and its scores stay the same."""
     install(device := Device(), mx.Device(mx.cpu))
     seen = []
@@ -143,7 +146,7 @@ def test_a_prefix_that_rows_share_is_computed_in_tiles(monkeypatch, rows):
         return attention.merged(parts, None, mx.float32)
 
     expected = attended(Device())
-    monkeypatch.setattr(whole_attention, "LEAST_TILED", 0)
+    sized(LEAST_TILED=0)
     device.attend_part = noted
     assert mx.allclose(attended(device), expected, rtol=1e-5, atol=1e-6)
     assert seen == [(rows, rows), (rows, 1)]
@@ -194,9 +197,8 @@ def test_keys_may_be_part_of_a_larger_array():
 
 
 @pytest.fixture
-def however_few(monkeypatch):
-    monkeypatch.setattr(whole_attention, "LEAST_SCORES", 0)
-    monkeypatch.setattr(whole_attention, "LEAST_QUERIES", 1)
+def however_few(sized):
+    sized(LEAST_SCORES=0, LEAST_QUERIES=1)
 
 
 @pytest.mark.usefixtures("however_few")

@@ -189,8 +189,9 @@ class Draws:
         self.has_grammars = bool(self._masks)
         histories = [History(row.params.sampling, row.token_ids, row.fed) for row in rows]
         self._adjuster = LogitsAdjuster(histories, vocab_size)
-        self._plain = Sampler(self._params, vocab_size, DEVICE.sort)
-        self.is_lazy = not (self.has_grammars or (self._plain.sorts and DEVICE.blocks_dispatch))
+        self._plain = Sampler(self._params, vocab_size, DEVICE.lowest_kept)
+        waits = self._plain.cuts and DEVICE.lowest_kept is not None
+        self.is_lazy = not (self.has_grammars or waits)
         self._latest: tuple[Sequence[int], Sampler] | None = None
 
     def draw(self, logits: mx.array, inputs: mx.array) -> Drawn:
@@ -231,8 +232,8 @@ class Draws:
     def _sampler(self, counts: Sequence[int]) -> Sampler:
         """Return the sampler of a pass by the tokens of each row; the latest is kept."""
         if self._latest is None or self._latest[0] != counts:
-            sampler = Sampler(_repeated(self._params, counts), self._vocab_size, DEVICE.sort)
-            self._latest = counts, sampler
+            params = _repeated(self._params, counts)
+            self._latest = counts, Sampler(params, self._vocab_size, DEVICE.lowest_kept)
         return self._latest[1]
 
     def _drawn(self, logits: mx.array, tokens: mx.array, wanted: Sequence[int | None]) -> Drawn:
