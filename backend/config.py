@@ -10,6 +10,7 @@ from common.options import OptionValue
 DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
+MAX_PENDING_CALLS = 2**17  # that have reached gRPC, and not yet the event loop
 # Of a request, with those of its inner messages; one with more than so many is decoded on a thread.
 MAX_MESSAGE_FIELDS, INLINE_FIELDS = 100_000, 1024
 DRAIN_TIMEOUT_S = 8.0

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from backend import errors
-from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.config import MAX_PENDING_CALLS, MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.errors import EngineDownError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -235,6 +235,9 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # gRPC ends calls of any caller while more than 1,000 wait for the event loop.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     # Clients may ping during a long prefill, which sends nothing.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )

@@ -1,4 +1,5 @@
 import asyncio
+import socket
 
 import grpc
 import grpc.aio
@@ -197,3 +198,38 @@ async def test_a_message_may_have_50_mib(size, code, details):
         given = await code_of(stub(channel).Predict(request))
     assert given[0] is code
     assert given[1].startswith(details)
+
+
+def frame(kind, flags, stream, payload=b""):
+    """Return a frame of HTTP/2."""
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return head + stream.to_bytes(4, "big") + payload
+
+
+def field(name, value):
+    """Return a header of a request, as HPACK writes one without tables."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def half_open_calls(count):
+    """Return the bytes of a connection with so many calls whose requests never come."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/backend.Backend/Predict"}
+    fields |= {b":authority": b"x", b"te": b"trailers", b"content-type": b"application/grpc"}
+    headers = b"".join(field(*each) for each in fields.items())
+    begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
+    return begin + b"".join(frame(1, 4, 2 * number + 1, headers) for number in range(count))
+
+
+async def test_thousands_of_half_open_calls_end_no_call_of_another():
+    """GRPC itself ends any call while more than a thousand wait for the event loop."""
+    server = server_of(ScriptedEngine(steps("ok")))
+    host, port = (await server.start()).rsplit(":", 1)
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+        await stub(channel).Health(pb.HealthMessage())
+        with socket.create_connection((host, int(port))) as other:
+            # The event loop takes none of them meanwhile.
+            other.sendall(half_open_calls(6000))
+            calls = [stub(channel).Health(pb.HealthMessage()) for _ in range(50)]
+            assert {reply.message for reply in await asyncio.gather(*calls)} == {b"OK"}
+            assert (await stub(channel).Predict(HELLO)).message == b"ok"
+    await server.stop()
