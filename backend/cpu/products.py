@@ -29,8 +29,8 @@ FIRST_THREADS = 4
 LEAST_GAIN, LEAST_KEPT_GAIN = 1.15, 1.05
 # Steps with another number, and with the present one, whose medians are compared.
 TRIED_STEPS = 8
-# A slower number is tried no longer than this.
-_TELLING_STEPS, _TELLING_FACTOR = 3, 1.15
+# A slower number is tried until it has lost this share of a usual step.
+_MOST_LOST = 0.5
 # Steps between trials; twice as many after each that changes nothing.
 FIRST_REST, LONGEST_REST = 16, 2048
 
@@ -92,8 +92,8 @@ class ThreadChoice:
     def _judge(self) -> None:
         """Compare, once that can be told."""
         usual, tried = median(self._latest), median(self._tried)
-        is_telling = len(self._tried) >= _TELLING_STEPS and tried > _TELLING_FACTOR * usual
-        if len(self._tried) < TRIED_STEPS and not is_telling:
+        lost_s = sum(self._tried) - usual * len(self._tried)
+        if len(self._tried) < TRIED_STEPS and lost_s < _MOST_LOST * usual:
             return
         if self._is_better(usual, tried):
             self._base, self._rest = self.count, FIRST_REST

@@ -56,6 +56,7 @@ from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 
 IDLE_TIMEOUT_S = 1.0
+LEAST_CLEARED_BYTES = 2**24
 
 log = logging.getLogger(__name__)
 
@@ -291,9 +292,11 @@ class EngineLoop:
             self.background.advance(pace.background, is_alone=is_alone)
 
     def _clear_up(self) -> None:
-        """Give back MLX's free buffers now and then."""
+        """Give back MLX's free buffers now and then, if they are worth a pause."""
         self._turns += 1
-        if self._turns % DEVICE.turns_per_clear == 0:
+        is_due = self._turns % DEVICE.turns_per_clear == 0
+        # Ranks pause together, whatever each of them holds.
+        if is_due and (self._port.is_shared or mx.get_cache_memory() >= LEAST_CLEARED_BYTES):
             # With work in flight MLX would hold the GIL until it is done.
             self._land()
             mx.clear_cache()

@@ -63,10 +63,10 @@ def test_trials_of_what_does_not_pay_become_seldom_and_stay_possible():
     assert 1 in used[-(LONGEST_REST + TRIED_STEPS) :]
 
 
-@pytest.mark.parametrize("slower", [2.0, 1.36, 1.2])
-def test_a_slower_number_is_given_up_after_three_steps(slower):
+@pytest.mark.parametrize(("slower", "steps"), [(2.0, 1), (1.7, 1), (1.36, 2), (1.2, 3)])
+def test_a_slower_number_is_given_up_once_it_has_lost_half_a_step(slower, steps):
     used = chosen(2, lambda threads: slower if threads == 1 else 1.0, steps=FIRST_REST + 8)
-    assert used.count(1) == 3
+    assert used.count(1) == steps
 
 
 def test_the_choice_follows_a_machine_that_becomes_busy():

@@ -14,7 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from backend.core.engine_status import RequestPhase
 from backend.core.request import SamplingParams
 from backend.core.step import FinishReason, PrefillDone
-from backend.engine.loop import IDLE_TIMEOUT_S
+from backend.engine import loop
+from backend.engine.loop import IDLE_TIMEOUT_S, LEAST_CLEARED_BYTES
 from backend.engine.messages.protocol import Submit
 from backend.engine.prefix_store import CachingPrefixStore
 from backend.engine.rows.row import Row
@@ -300,17 +301,33 @@ def test_every_vocabulary_id_may_be_biased(networks):
     assert set(outcome.token_ids) == {VOCAB - 1}
 
 
-def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks):
-    driver = Driver(networks("llama"))
+def turns_that_clear(driver):
+    """Return the turns of a long reply after which MLX holds no free buffers, and their number."""
+    mx.clear_cache()
     driver.loop.requests.submit(make_request("a", prompt_of(5), max_tokens=150))
     held = []
     while not driver.loop.is_idle:
         driver.turn()
         held.append(mx.get_cache_memory())
-    emptied = [turn for turn, count in enumerate(held) if count == 0]
+    assert max(held) < LEAST_CLEARED_BYTES
+    return [turn for turn, count in enumerate(held) if count == 0], len(held)
+
+
+def assert_rhythm(emptied, turns):
     assert len(emptied) >= 3
     assert max(b - a for a, b in itertools.pairwise(emptied)) <= DEVICE.turns_per_clear
-    assert len(emptied) < len(held) / 2
+    assert len(emptied) < turns / 2
+
+
+def test_freed_buffers_are_given_back_at_a_fixed_rhythm(networks, monkeypatch):
+    monkeypatch.setattr(loop, "LEAST_CLEARED_BYTES", 1)
+    assert_rhythm(*turns_that_clear(Driver(networks("llama"))))
+
+
+def test_no_step_waits_for_a_few_freed_buffers_but_those_of_ranks(networks):
+    emptied, turns = turns_that_clear(Driver(networks("llama")))
+    assert not [turn for turn in emptied if DEVICE.turns_per_clear // 2 < turn < turns - 1]
+    assert_rhythm(*turns_that_clear(Driver(networks("llama"), is_replicated=True)))
 
 
 def test_what_ended_work_has_freed_is_given_back_in_a_rest(networks):
