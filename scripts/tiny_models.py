@@ -63,8 +63,8 @@ _EXPERTS: Mapping[str, Any] = {
 }
 
 _GATED_DELTA: Mapping[str, Any] = {
-    "num_hidden_layers": 4,
-    "full_attention_interval": 4,
+    "num_hidden_layers": 3,
+    "full_attention_interval": 2,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
     "linear_key_head_dim": 16,
@@ -152,8 +152,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     },
     "granitemoehybrid": {
         "intermediate_size": 32,
-        "num_hidden_layers": 4,
-        "layer_types": ["mamba", "attention"] * 2,
+        "num_hidden_layers": 3,
+        "layer_types": ["mamba", "attention", "mamba"],
         "attention_bias": False,
         "embedding_multiplier": 1.0,
         "attention_multiplier": 0.25,
@@ -171,12 +171,12 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "mamba_conv_bias": True,
     },
     "kimi_linear": {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 3,
         "num_key_value_heads": 4,
         "model_max_length": 4096,
         "linear_attn_config": {
-            "full_attn_layers": [4],
-            "kda_layers": [1, 2, 3],
+            "full_attn_layers": [2],
+            "kda_layers": [1, 3],
             "num_heads": 4,
             "head_dim": 16,
             "short_conv_kernel_size": 4,

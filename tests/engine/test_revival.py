@@ -29,7 +29,7 @@ from backend.pipeline.served_model import ServedModel
 pytestmark = pytest.mark.mlx
 
 POISON = 7
-LONG = 3000
+LONG = 1500
 
 
 def options(directory, **tuning):

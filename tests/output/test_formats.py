@@ -15,7 +15,7 @@ from backend.output.router import Router
 BUILT = [row for row in TOOL_FORMATS if row.readings]
 PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
 STRING_VALUE = re.compile(r': "(\w+)"')
-CASES = list(golden.cases())
+CASES = golden.cases()
 
 # There are forty formats: a third of what one alone would try is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)

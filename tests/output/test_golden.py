@@ -10,7 +10,7 @@ from backend.core.step import ContentDelta, FinishReason, ReasoningDelta, ToolCa
 from backend.formats.format import ToolFormat
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 
-CASES = list(golden.cases())
+CASES = golden.cases()
 FILES = {
     name: list(cases)
     for name, cases in groupby(CASES, key=lambda case: case.case_id.partition("/")[0])

@@ -74,7 +74,7 @@ def requests_of(seed, count):
         make_request(
             f"r{seed}-{n}",
             prompt_of(rng.randint(3, 90), n),
-            max_tokens=rng.randint(20, 60),
+            max_tokens=rng.randint(20, 40),
             sampling=replace(
                 samplings(n)[(seed + n) % 6], logit_bias=FEW if rng.random() < 0.8 else {}
             ),

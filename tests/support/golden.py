@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -39,10 +40,14 @@ class GoldenCase:
         return self.case_id
 
 
-def cases(name: str = "*") -> Iterator[GoldenCase]:
-    for path in sorted(GOLDEN.glob(f"{name}.jsonl")):
-        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n"):
-            yield _case(line)
+@cache
+def cases(name: str = "*") -> Sequence[GoldenCase]:
+    """Read the cases of all files, or of one, once."""
+    return tuple(
+        _case(line)
+        for path in sorted(GOLDEN.glob(f"{name}.jsonl"))
+        for line in path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    )
 
 
 def named_format(tools: str, reasoning: str) -> OutputFormat:

@@ -183,8 +183,8 @@ def user(text: str) -> dict[str, str]:
 
 
 def spoken(**options: Any) -> pb.PredictOptions:
-    """Build a request for 120 tokens of what tiny models say."""
-    return pb.PredictOptions(Prompt="ba be bi", Tokens=120, IgnoreEOS=True, **options)
+    """Build a request for 80 tokens of what tiny models say."""
+    return pb.PredictOptions(Prompt="ba be bi", Tokens=80, IgnoreEOS=True, **options)
 
 
 SPOKEN = (
@@ -258,7 +258,8 @@ async def goes_on_after_a_loss(backend: Served, request: pb.PredictOptions) -> R
             assert process_id is not None
             os.kill(process_id, signal.SIGKILL)
         folded.add(reply)
-    assert backend.engine.status().metrics["restarts"] == restarts + 1
+    # On a busy machine the reply may have been on its way as a whole.
+    await until(lambda: backend.engine.status().metrics["restarts"] == restarts + 1)
     return folded
 
 

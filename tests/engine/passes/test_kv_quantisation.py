@@ -74,13 +74,13 @@ def test_a_prompt_of_one_token_begins_with_quantised_caches_too(networks):
     [
         ("llama_wide", ["QuantizedKVCache", "QuantizedKVCache"]),
         ("gemma3_wide", ["RotatingKVCache", "RotatingKVCache", "QuantizedKVCache"]),
-        ("qwen3_next_wide", ["ArraysCache", "ArraysCache", "ArraysCache", "QuantizedKVCache"]),
+        ("qwen3_next_wide", ["ArraysCache", "QuantizedKVCache", "ArraysCache"]),
     ],
 )
 def test_layers_that_hold_every_position_are_quantised(networks, family, expected):
     fresh_caches = factory(networks(family), kv_bits=4)
     assert kinds(fresh_caches()) == expected
-    assert fresh_caches()[-1].bits == 4
+    assert {getattr(cache, "bits", 4) for cache in fresh_caches()} == {4}
     assert kinds(factory(networks(family))()) != expected
 
 
