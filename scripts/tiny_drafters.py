@@ -89,6 +89,18 @@ def _right_assistant(
     }
 
 
+# A tiny Laguna, as changes to `tiny_models.build`.
+LAGUNA: Mapping[str, Any] = {
+    "model_type": "laguna",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 24,
+    "qkv_bias": False,
+    "rope_parameters": {
+        kind: {"rope_theta": 10000.0, "rope_type": "default"}
+        for kind in ("sliding_attention", "full_attention")
+    },
+}
 # A tiny Muse Glimmer, as changes to `tiny_models.build`.
 MUSE: Mapping[str, Any] = {"model_type": "muse_glimmer", "num_hidden_layers": 4}
 _EXTRAS = {
@@ -100,6 +112,7 @@ _EXTRAS = {
         "selector_top_k": 8,
     },
     "dspark": {"projector_type": "dspark", "block_size": 7, "markov_rank": 64},
+    "laguna": {"block_size": 8, "causal": True},
 }
 _BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "dflash": {
@@ -119,6 +132,13 @@ _BLOCKS: Mapping[str, Mapping[str, Any]] = {
         "global_head_dim": 32,
         "num_global_key_value_heads": 1,
         "rope_parameters": {"full_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+    },
+    "laguna": {
+        "model_type": "laguna",
+        "architectures": ["LagunaDFlashModel"],
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 24,
+        "gating": "per-head",
     },
     "muse": {
         "model_type": "muse_glimmer_assistant",
@@ -182,6 +202,10 @@ def _block_config(kind: str, text: Mapping[str, Any], *, is_right: bool) -> dict
     }
     if kind in _FLAT:
         return {**shape, **extras}
+    if kind == "laguna":
+        shape |= {"draft_vocab_size": text["vocab_size"], "eagle_aux_hidden_state_layer_ids": []}
+        shape["eagle_aux_hidden_state_layer_ids"] = [n + 1 for n in extras["target_layer_ids"]]
+        extras["num_target_layers"] = layers
     return {**shape, "dflash_config": {**extras, **_EXTRAS.get(kind, {})}}
 
 
@@ -203,6 +227,8 @@ def _right_block(drawn: dict[str, mx.array], width: int) -> dict[str, mx.array]:
         part = name.removesuffix(".weight").rpartition(".")[2]
         if part in ("k_proj", "v_proj", "o_proj"):
             changed[name] = mx.eye(width)
+        elif part == "qkv_proj":
+            changed[name] = mx.concatenate([mx.zeros((width, width)), *[mx.eye(width)] * 2])
         elif part == "base_kernel":
             changed[name] = mx.concatenate([mx.ones_like(weight[:, :1]), 0 * weight[:, 1:]], axis=1)
         elif part in _SILENT:
@@ -213,7 +239,7 @@ def _right_block(drawn: dict[str, mx.array], width: int) -> dict[str, mx.array]:
 # Weights without which a drafter sees nothing but the block, token by token.
 _SILENT = (
     *("fc", "q_proj", "down_proj", "kernel_projection"),
-    *("markov_w2", "hidden_projection"),
+    *("markov_w2", "hidden_projection", "g_proj"),
 )
 
 

@@ -7,11 +7,13 @@ length; their attention is replaced by one over rows of unlike lengths.
 
 import importlib
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+from mlx import nn
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import Network
@@ -31,6 +33,8 @@ Pair: TypeAlias = tuple[mx.array, mx.array]
 
 _EXTRAS = "dflash_config"
 _LAYERS, _IDS = "num_target_layers", "target_layer_ids"
+# Methods of upstream that prepare what is read, where that is more than a projection and a norm.
+_PREPARES = ("prepare_target_hidden", "_combine_hidden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +65,36 @@ class Kept:
             mask=self._mask(attention, width),
             sinks=getattr(attention, "attention_sink_bias", None),
         )
-        return attention.o_proj(output.transpose(0, 2, 1, 3).reshape(rows, width, -1))
+        output = output.transpose(0, 2, 1, 3)
+        if "g_proj" in attention:
+            gates = nn.softplus(attention.g_proj(hidden).astype(mx.float32))
+            output = output * gates.astype(output.dtype)[..., None]
+        return attention.o_proj(output.reshape(rows, width, -1))
 
     def _mask(self, attention: Network, width: int) -> mx.array:
         """Return the visible positions [B, 1, L, positions + L]."""
-        is_causal = getattr(attention, "is_causal", False)
+        is_causal = getattr(attention, "is_causal", False) or getattr(attention, "causal", False)
         lengths, place = self.lengths[:, None, None, None], mx.arange(width)[:, None]
         positions = mx.arange(self.pair[0].shape[2])
         seen = mx.broadcast_to(positions < lengths, (*lengths.shape[:2], width, len(positions)))
         if (window := attention.sliding_window) is not None:
-            # A module without `is_causal` counts a window from each token, and both ends.
-            reach = window if not hasattr(attention, "is_causal") else window - 1
-            moves = is_causal or not hasattr(attention, "is_causal")
+            reach, moves = _window(attention, window)
             seen &= positions >= lengths - reach + (place if moves else 0)
         if self.draft_window:
             seen &= positions >= lengths - self.draft_window
         block = mx.arange(width) <= place if is_causal else mx.ones((width, width), mx.bool_)
         block = mx.broadcast_to(block, (*lengths.shape[:2], width, width))
         return mx.concatenate([seen, block], axis=-1)
+
+
+def _window(attention: Network, window: int) -> tuple[int, bool]:
+    """Return how far back a window reaches, and whether from each token of the block."""
+    if hasattr(attention, "causal"):
+        return window - 1, False
+    if hasattr(attention, "is_causal"):
+        return window - 1, attention.is_causal
+    # It counts both ends.
+    return window, True
 
 
 def projected(attention: Network, hidden: mx.array, rope: Network, first: mx.array) -> Pair:
@@ -94,6 +110,20 @@ def projected(attention: Network, hidden: mx.array, rope: Network, first: mx.arr
 
 def _heads(array: mx.array, heads: int) -> mx.array:
     return array.reshape(*array.shape[:2], heads, -1)
+
+
+def _divide(attention: Network) -> None:
+    """Give an attention that projects at once the parts of that projection."""
+    whole = attention.pop("qkv_proj", None)
+    if whole is None:
+        return
+    keys = attention.n_kv_heads * attention.head_dim
+    first = attention.n_heads * attention.head_dim
+    bounds = {"q_proj": (0, first), "k_proj": (first, first + keys)}
+    for name, (start, stop) in (bounds | {"v_proj": (first + keys, first + 2 * keys)}).items():
+        part = copy(whole)
+        part.update({key: array[start:stop] for key, array in whole.items()})
+        attention[name] = part
 
 
 def _over_kept(kind: type) -> type:
@@ -135,6 +165,7 @@ class BlockNetwork(StateReader):
         self._dtype = dtype
         attentions = [layer.self_attn for layer in head.layers]
         for each in attentions:
+            _divide(each)
             each.__class__ = _over_kept(type(each))
         sizes = (each.n_kv_heads * each.head_dim for each in attentions)
         self.kept_bytes = 2 * sum(sizes) * dtype.size
@@ -147,8 +178,10 @@ class BlockNetwork(StateReader):
             first: [B] positions of each row before them.
         """
         head = self._head
-        if hasattr(head, "prepare_target_hidden"):
-            context = head.prepare_target_hidden(states)
+        for name in _PREPARES:
+            if prepare := getattr(head, name, None):
+                context = prepare(states)
+                break
         else:
             context = head.hidden_norm(head.fc(states))
         return [projected(layer.self_attn, context, head.rope, first) for layer in head.layers]

@@ -633,19 +633,18 @@ def _build_of(module: str, name: str) -> Build:
     return build
 
 
-_NO_WAY_BACK = "its model's rows cannot go back to where a draft was wrong"
-_NO_MODEL = "its model is not supported"
+_NO_WAY_BACK = "the caches of its model keep what a rejected draft has written"
+_IN_PIECES = "its model is refused: it answers otherwise where a prompt is fed in pieces"
 # Why drafters of mlx-vlm cannot be used, by their modules.
 _REFUSED = {
     "glm5_next_mtp": _NO_WAY_BACK,
-    "qwen4_exp_mtp": _NO_WAY_BACK,
-    "deepseek_v4_mtp": _NO_MODEL,
-    "deepseek_v4_dspark": _NO_MODEL,
-    "hy_v4_mtp": _NO_MODEL,
-    "inkling_mtp": _NO_MODEL,
-    "laguna_dflash": "its attention has gates",
+    "qwen4_exp_mtp": f"{_NO_WAY_BACK} in a batch",
+    "deepseek_v4_mtp": _IN_PIECES,
+    "deepseek_v4_dspark": _IN_PIECES,
+    "hy_v4_mtp": "its model is refused: it does not answer here as in mlx-vlm",
+    "inkling_mtp": "its model runs only with mlx-audio, which is not installed with this backend",
 }
-_DFLASH = ("qwen3_dflash", "gemma4_dflash")
+_DFLASH = ("qwen3_dflash", "gemma4_dflash", "laguna_dflash")
 
 
 def _refusal(config: Mapping[str, Any]) -> str | None:

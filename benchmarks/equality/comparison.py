@@ -26,6 +26,7 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from benchmarks.equality.requests import CONTEXT, requests_of
 from benchmarks.harness.models import CACHE
+from scripts.tiny_drafters import LAGUNA, MUSE
 
 # For a log-probability. Beyond the first it is reported: in a few places raw mlx-lm exceeds it too,
 # between prefill and decoding, and so do quantised keys in a batch. Beyond the second it is wrong.
@@ -97,12 +98,30 @@ SUBJECTS = (
     Subject("glm4_moe_lite, MTP head", "deepseek_v3", ("speculation:mtp",), head="nextn_head"),
     Subject("llama, EAGLE-3 head", "llama", ("speculation:mtp",), head="eagle_head"),
     Subject("gemma3, EAGLE-3 head", "gemma3_text", head="eagle_head"),
+    Subject("qwen3, DFlash", "llama", ("speculation:mtp",), head="dflash"),
+    Subject("qwen3, DFlash 2", "llama", ("speculation:mtp",), head="dflash2"),
+    Subject("qwen3, DSpark", "llama", ("speculation:mtp",), head="dspark"),
+    Subject("muse_glimmer, assistant", "llama", ("speculation:mtp",), head="muse"),
+    Subject("laguna, DFlash", "llama", ("speculation:mtp",), head="laguna"),
 )
-# Scripts that give a model a head, and the models that they need.
-HEADS: Mapping[str, tuple[str, Mapping[str, object]]] = {
-    "mtp_head": ("add_head", {"num_hidden_layers": 4}),
-    "nextn_head": ("add_nextn", {"num_hidden_layers": 4, "model_type": "glm4_moe_lite"}),
-    "eagle_head": ("add_eagle", {"num_hidden_layers": 6}),
+_BLOCKS = "tiny_drafters"
+# The script, its function that gives a model a head, and changes to the model; of a drafter of
+# blocks, which script has several, the name is that of its kind.
+HEADS: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
+    "mtp_head": ("mtp_head", "add_head", {"num_hidden_layers": 4}),
+    "nextn_head": (
+        "nextn_head",
+        "add_nextn",
+        {"num_hidden_layers": 4, "model_type": "glm4_moe_lite"},
+    ),
+    "eagle_head": ("eagle_head", "add_eagle", {"num_hidden_layers": 6}),
+    **{
+        kind: (_BLOCKS, "add_block", {**shape, "num_hidden_layers": 4})
+        for kind, shape in (
+            *((kind, {"model_type": "qwen3"}) for kind in ("dflash", "dflash2", "dspark")),
+            *(("muse", MUSE), ("laguna", LAGUNA)),
+        )
+    },
 }
 
 
@@ -314,11 +333,12 @@ def _build_with_head(subject: Subject) -> None:
 
     if subject.directory.exists() or subject.drafter is None:
         return
-    name, changes = HEADS[subject.head]
-    add = getattr(importlib.import_module(f"scripts.{subject.head}"), name)
+    script, name, changes = HEADS[subject.head]
+    add = getattr(importlib.import_module(f"scripts.{script}"), name)
+    kind = {"kind": subject.head} if script == _BLOCKS else {}
     part = subject.directory.with_suffix(".part")
     tiny_models.build(subject.family, part, **changes)
-    add(part, subject.drafter, is_right=True)
+    add(part, subject.drafter, is_right=True, **kind)
     part.rename(subject.directory)
 
 

@@ -26,14 +26,18 @@ from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head, write
 from scripts.nextn_head import add_nextn
-from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
+from scripts.tiny_drafters import GEMMA4, LAGUNA, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
 
 
 # Drafters of blocks, and their models.
-BLOCKS = {"dflash": "qwen3", "dflash2": "qwen3", "dspark": "qwen3", "muse": "muse_glimmer"}
+BLOCKS = {
+    **dict.fromkeys(("dflash", "dflash2", "dspark"), "qwen3"),
+    "muse": "muse_glimmer",
+    "laguna": "laguna_s",
+}
 DEEP = {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}
 
 
@@ -55,6 +59,7 @@ def models(tmp_path_factory):
     add_head(directory / "nemotron", is_right=True)
     build("qwen3", directory / "qwen3", num_hidden_layers=8)
     build("llama", directory / "muse_glimmer", **MUSE | {"num_hidden_layers": 8})
+    build("llama", directory / "laguna_s", **LAGUNA | DEEP)
     for kind, model in BLOCKS.items():
         add_block(directory / model, directory / kind, kind, is_right=True)
     return directory
@@ -109,7 +114,11 @@ async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_mode
         (plain, plain, "draft_model: .* is no head, and speculation is mtp"),
         (llama, "", "speculation: .* brings no MTP head that can be used"),
         (llama, models / "flat", "draft_model: .* after layers 2, 1, -1, and the model has 2"),
-        (llama, unusable, r"draft_model: .* \(glm5_next_mtp\) cannot draft: its model's rows"),
+        (
+            llama,
+            unusable,
+            r"draft_model: .* \(glm5_next_mtp\) cannot draft: the caches of",
+        ),
         (llama, models / "dflash", "draft_model: .* num_target_layers is 8, and 2 here"),
         (llama, models / "assistant", "draft_model: the assistant is for a Gemma 4, and"),
     ]

@@ -15,7 +15,7 @@ from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.heads import build_head, head_alone
 from scripts.mtp_head import write
-from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
+from scripts.tiny_drafters import GEMMA4, LAGUNA, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -144,6 +144,7 @@ BLOCKS = {
     "dspark": (QWEN, {}),
     "gemma4_dspark": (GEMMA4, {"attention_k_eq_v": False}),
     "windows muse": (MUSE, {}),
+    "windows laguna": (LAGUNA, {}),
 }
 
 
@@ -263,9 +264,8 @@ def test_a_drafter_for_states_of_another_width_is_refused(block_pair, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "hy_v4_mtp"}, r".hy_v4_mtp. cannot draft: its model is not supported"),
-        ({"model_type": "qwen4_exp_mtp"}, r".qwen4_exp_mtp. cannot draft: its model's rows cannot"),
-        ({"model_type": "laguna", "dflash_config": {}}, r".laguna_dflash. cannot draft: its att"),
+        ({"model_type": "hy_v4_mtp"}, r".hy_v4_mtp. cannot draft: its model is refused"),
+        ({"model_type": "qwen4_exp_mtp"}, r".qwen4_exp_mtp. cannot draft: .* in a batch$"),
         ({"model_type": "phi", "dflash_config": {}}, r".phi_dflash. cannot draft: no drafter of"),
     ],
 )

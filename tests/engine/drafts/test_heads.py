@@ -13,7 +13,7 @@ from backend.core.request import SamplingParams
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head
 from scripts.nextn_head import add_nextn
-from scripts.tiny_drafters import GEMMA4, MUSE, add_assistant, add_block
+from scripts.tiny_drafters import GEMMA4, LAGUNA, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
 pytestmark = pytest.mark.mlx
@@ -74,6 +74,7 @@ HEADS = {
     "dspark": (partial(add_block, kind="dspark"), "qwen3", {}),
     "gemma4_dspark": (partial(add_block, kind="gemma4_dspark"), "llama", GEMMA4),
     "muse": (partial(add_block, kind="muse"), "llama", MUSE),
+    "laguna": (partial(add_block, kind="laguna"), "llama", LAGUNA),
 }
 KINDS = ("qwen3_5", "glm4_moe_lite", "llama", "gemma4", "dflash")
 
@@ -106,7 +107,7 @@ def pairs(tmp_path_factory):
         *[("nemotron_h", False), ("nemotron_h", True)],
         *[("gemma4", False), ("gemma4", True), ("gemma4_shared", False)],
         *[("dflash", False), ("dflash", True), ("hybrid_dflash", False), ("dflash2", True)],
-        *[("dspark", True), ("gemma4_dspark", False), ("muse", True)],
+        *[("dspark", True), ("gemma4_dspark", False), ("muse", True), ("laguna", True)],
     ],
 )
 @pytest.mark.parametrize(("rows", "seeds"), CROWDS)
