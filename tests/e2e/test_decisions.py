@@ -8,11 +8,13 @@ from functools import cache, partial
 
 import grpc
 import pytest
-from serving import code_of, read_for, served, tokens_read
+from serving import chat, code_of, read_for, served, stream, tokens_read, user
 from transformers import AutoTokenizer
+from vision import picture, shown
 from waiting import until
 
 from backend.pb import backend_pb2 as pb
+from scripts.tiny_deciders import POSITIONS as TINY_POSITIONS
 from scripts.tiny_deciders import build_clef, build_d1, build_d1_omni, build_decider2, mock_audio
 from scripts.tiny_encoders import POSITIONS, build_decider
 
@@ -168,6 +170,53 @@ async def test_what_is_no_question_is_refused_by_its_field(shared, decider, tiny
         code, details = await code_of(ask(backend, *CALLS[0]))
     assert code is CODE.INVALID_ARGUMENT
     assert details.startswith("question_type: is not served: this model scores candidates")
+
+
+LEVELS = [f"b{level}" for level in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "problem"),
+    [
+        ("d1", ("score", LEVELS, "ba"), "candidates: holds 11 values, this model reads at most 10"),
+        ("decider2", ("choice", ["ba"] * 256, "ba"), "candidates: holds 256 values, this model"),
+        ("d1_omni", ("choice", ["a", "ba " * 60], "ba"), "candidates[1]: takes "),
+        ("d1_omni", ("bool", [], "ba " * TINY_POSITIONS), "prompt: "),
+    ],
+)
+async def test_each_family_has_limits_of_its_own(shared, deciders, name, call, problem):
+    async with shared(deciders(name)) as backend:
+        code, details = await code_of(ask(backend, *call))
+    assert (code, details.startswith(problem)) == (CODE.INVALID_ARGUMENT, True), details
+
+
+async def test_decoders_that_answer_questions_do_all_else_too(shared, deciders):
+    plain = pb.ScoreRequest(prompt="ba be", candidates=[" bi", " bo"])
+    async with shared(deciders("decider2")) as backend:
+        code, details = await code_of(
+            backend.stub.Score(pb.ScoreRequest(prompt="ba", question_type="bool"))
+        )
+        assert (code, details) == (
+            CODE.INVALID_ARGUMENT,
+            "stable_prefix_len: is 0: this model needs a question",
+        )
+        response = await backend.stub.Score(plain)
+        assert [each.num_tokens > 0 for each in response.candidates] == [True, True]
+        assert not response.response_json
+        assert (await backend.stub.Predict(pb.PredictOptions(Prompt="ba", Tokens=3))).tokens
+
+
+async def test_d1_sees_as_the_lfm2_that_it_is(shared, deciders, tmp_path):
+    copy = shutil.copytree(deciders("d1"), tmp_path / "lfm2")
+    config = json.loads((copy / "config.json").read_text("utf-8")) | {"model_type": "lfm2_vl"}
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = [chat([user("what?")], **shown(picture(n)), Tokens=24, IgnoreEOS=True) for n in (1, 2)]
+    replies = []
+    for directory in (deciders("d1"), copy):
+        async with shared(directory) as backend:
+            replies.append([(await stream(backend.stub, each)).message for each in asked])
+    assert replies[0] == replies[1]
+    assert replies[0][0] != replies[0][1]
 
 
 async def test_a_long_text_is_cut_as_upstream_does_if_the_options_say_so(decider, alone):
