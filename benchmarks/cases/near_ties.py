@@ -17,11 +17,13 @@ from benchmarks.harness.served import Served, served
 
 ROWS = 8
 NEW_TOKENS, QUICK_TOKENS = 32, 12
-# The name of weights, the model, and the type that it is loaded with, or its own.
-WEIGHTS: Sequence[tuple[str, PublishedModel, str]] = (
-    ("bf16", SMOLLM2, "bfloat16"),
-    ("bf16 as float32", SMOLLM2, ""),
-    ("4 bits as float32", SMOLLM2_4BIT, ""),
+# The name of weights, the model, the type that it is loaded with, or its own, and options.
+WEIGHTS: Sequence[tuple[str, PublishedModel, str, Sequence[str]]] = (
+    ("bf16", SMOLLM2, "bfloat16", ()),
+    ("bf16 as float32", SMOLLM2, "", ()),
+    ("4 bits as float32", SMOLLM2_4BIT, "", ()),
+    ("4 bits, KV of 8 bits", SMOLLM2_4BIT, "", ("kv_bits:8",)),
+    ("4 bits, KV of 4 bits", SMOLLM2_4BIT, "", ("kv_bits:4",)),
 )
 STORED, TOGETHER, DRAFTED = "a stored prefix", "a batch of eight", "drafts"
 
@@ -34,11 +36,11 @@ Way = Callable[[Served, Sequence[pb.PredictOptions]], Awaitable[list[Reply]]]
 async def measure(settings: Settings) -> list[Figure]:
     """Compare the replies of every kind of weights."""
     figures = []
-    for name, model, dtype in WEIGHTS:
+    for name, model, dtype, options in WEIGHTS:
         if not model.directory.is_dir():
             say(f"{name}: SKIPPED, run `make real-models` first")
             continue
-        async with served(model, dtype=dtype) as server:
+        async with served(model, *options, dtype=dtype) as server:
             figures += await _compared(name, server, settings)
     return figures
 
