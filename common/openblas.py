@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 SONAME = "libopenblas.so.0"
@@ -61,17 +62,23 @@ def attach(library: Path) -> None:
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+@cache
+def _process() -> ctypes.CDLL:
+    """Return all that this process knows, now or later; asked in each layer of a pass."""
+    return ctypes.CDLL(None)
+
+
 def has_openblas() -> bool:
     """Tell whether this process knows OpenBLAS, as one does that was started with it."""
-    return hasattr(ctypes.CDLL(None), "openblas_set_num_threads")
+    return hasattr(_process(), "openblas_set_num_threads")
 
 
 def threads() -> int:
     """Return the number of threads for each matrix product; requires `has_openblas`."""
-    count: int = ctypes.CDLL(None).openblas_get_num_threads()
+    count: int = _process().openblas_get_num_threads()
     return count
 
 
 def set_threads(count: int) -> None:
     """Set the number of threads for each matrix product from now on; requires `has_openblas`."""
-    ctypes.CDLL(None).openblas_set_num_threads(count)
+    _process().openblas_set_num_threads(count)

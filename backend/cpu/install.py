@@ -11,7 +11,7 @@ import numpy.typing as npt
 from backend.config import CPU_COMPILES_FROM
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
-from backend.cpu.whole_attention import attend_part, attend_whole, spread
+from backend.cpu.whole_attention import attend_part, attend_quantised, attend_whole, spread
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
 
@@ -48,7 +48,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         device.exp = exp
         device.log_sum_exp = log_sum_exp
         device.attend, device.attend_from = attend_whole, LEAST_NUMBERS
-        device.attend_part = attend_part
+        device.attend_part, device.attend_quantised = attend_part, attend_quantised
 
 
 def _lowest_kept(logits: mx.array, top_p: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +31,8 @@ LEAST_QUERIES = 16
 ROWS, COLUMNS = 384, 512
 # Of fewer queries, so many scores are worth it. Then the scores of a tile, its positions at least
 # and at most, and the number of tiles from which threads share evenly.
-LEAST_TILED = 2**15
+LEAST_TILED, LEAST_QUANTISED = 2**15, 2**12
+LEAST_TILE_SCORES = 2**12
 TILE_SCORES, LEAST_POSITIONS, MOST_POSITIONS, TILES_PER_THREAD = 2**16, 256, 2048, 3
 _CAUSAL = "causal"
 _MATRIX, _ALL_AXES = 2, 4
@@ -78,17 +79,35 @@ def attend_part(
     is_long = rows * heads * width * keys.shape[2] >= LEAST_TILED
     if not is_long or not _is_computed(queries, keys, values, mask):
         return None
-    weighted, top, total = _Tiles.of(queries, keys, values, scale, mask).partial()
+    tiles = _Tiles.of(queries, _Plain.of(keys), _Plain.of(values), scale, mask)
+    weighted, top, total = tiles.partial()
     return mx.array(weighted), mx.array(top), mx.array(total)
 
 
-def _is_computed(
-    queries: mx.array, keys: mx.array, values: mx.array, *others: mx.array | str | None
-) -> bool:
-    """Compute arrays of float32; false for others, or if MLX only traces a function to compile."""
-    if any(array.dtype != mx.float32 for array in (queries, keys, values)):
+def attend_quantised(
+    queries: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    scale: float,
+    mask: mx.array | str | None,
+    bits: int,
+) -> mx.array | None:
+    """Return the attention to quantised keys, as `Device.attend_quantised` describes."""
+    rows, heads, width, _ = queries.shape
+    is_known = bits in _PER_BYTE and width < LEAST_QUERIES and _selects(mask)
+    is_long = rows * heads * width * keys[0].shape[2] >= LEAST_QUANTISED
+    scales = (*keys[1:], *values[1:])
+    if not (is_known and is_long and _is_computed(queries, *scales, keys[0], values[0], mask)):
+        return None
+    stored = _Packed.of(keys, bits), _Packed.of(values, bits)
+    return _attended(queries, stored[0], stored[1], scale, mask, None)
+
+
+def _is_computed(*given: mx.array | str | None) -> bool:
+    """Compute arrays; false if some are of 16 bits, or if MLX only traces a function to compile."""
+    arrays = [each for each in given if isinstance(each, mx.array)]
+    if any(array.dtype in (mx.float16, mx.bfloat16) for array in arrays):
         return False
-    arrays = [queries, keys, values, *(each for each in others if isinstance(each, mx.array))]
     try:
         mx.eval(arrays)
     except (ValueError, RuntimeError):
@@ -285,6 +304,17 @@ def in_tiles(
     sinks: mx.array | None,
 ) -> mx.array:
     """Return the attention of arrays that are computed, for few queries of each row."""
+    return _attended(queries, _Plain.of(keys), _Plain.of(values), scale, mask, sinks)
+
+
+def _attended(
+    queries: mx.array,
+    keys: "_Stored",
+    values: "_Stored",
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
     width, positions = queries.shape[2], keys.shape[2]
     visible = _visible(mask, slice(0, width), slice(positions - width, positions))
     weighted, top, total = _Tiles.of(queries, keys, values, scale, visible).partial()
@@ -301,6 +331,115 @@ _Place: TypeAlias = tuple[slice, slice]
 """Some rows, and some heads of keys."""
 
 
+class _Stored(Protocol):
+    """Keys or values [rows, heads, positions, width], with their products for a tile."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape."""
+
+    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
+        """Return the products of queries [..., N, width] and keys [..., N, positions]."""
+
+    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
+        """Return the sums [..., N, width] of values weighted by [..., N, positions]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Stored as they are."""
+
+    numbers: Numbers
+
+    @classmethod
+    def of(cls, array: mx.array) -> "_Plain":
+        """Take an array that is computed."""
+        return cls(np.asarray(array))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
+        return queries @ self.numbers[place][:, :, column].swapaxes(-1, -2)
+
+    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
+        return weights @ self.numbers[place][:, :, column]
+
+
+# By the bits of a number.
+_PER_BYTE = {8: 1, 4: 2}
+_LOW_BITS = 15
+_HALF_BYTE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Quantised by MLX: numbers of 8 or 4 bits, times a scale and plus a bias of each group.
+
+    A tile is multiplied as integers; scales and biases meet the scores, which are fewer.
+
+    Attributes:
+        words: [rows, heads, positions, bytes].
+        scales: [rows, heads, positions, groups].
+        biases: Like these.
+    """
+
+    words: npt.NDArray[np.uint8]
+    scales: Numbers
+    biases: Numbers
+    per_byte: int
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array], bits: int) -> "_Packed":
+        """Take words, scales and biases that are computed."""
+        words, scales, biases = arrays
+        numbers = np.asarray(words).view(np.uint8)
+        return cls(numbers, np.asarray(scales), np.asarray(biases), _PER_BYTE[bits])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *shape, count = self.words.shape
+        return (*shape, count * self.per_byte)
+
+    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
+        total: Numbers | None = None
+        for group, (numbers, scales, biases) in self._groups(place, column):
+            own = queries[..., group]
+            part = own @ numbers.swapaxes(-1, -2)
+            part *= scales
+            part += own.sum(axis=-1, keepdims=True) * biases
+            total = part if total is None else total + part
+        return cast(Numbers, total)
+
+    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
+        parts = [
+            (weights * scales) @ numbers + (weights * biases).sum(axis=-1, keepdims=True)
+            for _, (numbers, scales, biases) in self._groups(place, column)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+    def _groups(
+        self, place: _Place, column: slice
+    ) -> Iterator[tuple[slice, tuple[Numbers, Numbers, Numbers]]]:
+        """Yield the width of each group, its integers, and its scales and biases as of scores."""
+        integers = self._integers(self.words[place][:, :, column])
+        scales, biases = (each[place][:, :, column] for each in (self.scales, self.biases))
+        size = self.shape[-1] // scales.shape[-1]
+        for n in range(scales.shape[-1]):
+            group = slice(n * size, (n + 1) * size)
+            columns = (scales[:, :, None, :, n], biases[:, :, None, :, n])
+            yield group, (integers[..., group], *columns)
+
+    def _integers(self, words: npt.NDArray[np.uint8]) -> Numbers:
+        if self.per_byte == 1:
+            return words.astype(np.float32)
+        numbers = np.empty((*words.shape[:-1], 2 * words.shape[-1]), np.float32)
+        numbers[..., ::2] = words & _LOW_BITS
+        numbers[..., 1::2] = words >> _HALF_BYTE
+        return numbers
+
+
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     """Attention of few queries to many positions, in tiles of scores.
@@ -315,16 +454,16 @@ class _Tiles:
 
     given: tuple[int, int, int]
     queries: Numbers
-    keys: Numbers
-    values: Numbers
+    keys: _Stored
+    values: _Stored
     hidden: Flags | None
 
     @classmethod
     def of(
         cls,
         queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
+        keys: _Stored,
+        values: _Stored,
         scale: float,
         mask: mx.array | None,
     ) -> "_Tiles":
@@ -339,7 +478,7 @@ class _Tiles:
             by_row = ~np.asarray(mask)[:, 0]
             owners = (1, len(by_row)) if key_rows == 1 else (len(by_row), 1)
             hidden = by_row.reshape(owners[0], 1, owners[1], 1, *by_row.shape[1:])
-        return cls((rows, heads, width), flat, np.asarray(keys), np.asarray(values), hidden)
+        return cls((rows, heads, width), flat, keys, values, hidden)
 
     def partial(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return weighted values, the largest scores and the sums of weights, as of a `Partial`."""
@@ -366,22 +505,23 @@ class _Tiles:
         count = -(-positions // most)
         step = -(-positions // count)
         evenly = -(-rows * heads * count // (TILES_PER_THREAD * _threads()))
-        pairs = max(1, min(TILE_SCORES // (queries * step), evenly))
+        least = LEAST_TILE_SCORES // (queries * step)
+        pairs = max(1, min(TILE_SCORES // (queries * step), max(evenly, least)))
         row_step, head_step = max(1, pairs // heads), min(pairs, heads)
         places = product(_slices(rows, row_step), _slices(heads, head_step))
         return _slices(positions, step), list(places)
 
     def _attended(self, place: _Place, column: slice) -> tuple[Numbers, Numbers, Numbers]:
         """Return the same for some rows and heads, over some positions."""
-        keys, values = (array[place][:, :, column] for array in (self.keys, self.values))
-        scores = self.queries[place] @ keys.swapaxes(-1, -2)
+        scores = self.keys.scores(self.queries[place], place, column)
         if self.hidden is not None:
             self._hide(scores, self.hidden[..., column], place[0])
         top = scores.max(axis=-1, keepdims=True)
         # A query that sees none of these keys has no largest score.
         scores -= top if self.hidden is None else _finite(top)
         weights = np.exp(scores, out=scores)
-        return weights @ values, top, weights.sum(axis=-1, keepdims=True)
+        weighted = self.values.weighted(weights, place, column)
+        return weighted, top, weights.sum(axis=-1, keepdims=True)
 
     def _hide(self, scores: Numbers, hidden: Flags, rows: slice) -> None:
         """Hide positions in scores [key rows, kv heads, N, positions]."""

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -68,8 +68,14 @@ AttendPart: TypeAlias = Callable[
 ]
 
 
-def _attend_no_part(*_given: object) -> None:
-    """Leave it to MLX."""
+AttendQuantised: TypeAlias = Callable[
+    [mx.array, Sequence[mx.array], Sequence[mx.array], float, mx.array | str | None, int],
+    mx.array | None,
+]
+
+
+def _leave_to_mlx(*_given: object) -> None:
+    """Compute nothing."""
 
 
 def _choose_no_threads(_limit: int | None) -> Threads | None:
@@ -158,6 +164,8 @@ class Device:
             kv heads, positions, head width] and values, given the scale and a mask [rows, 1, width
             or 1, positions]: the sums of values weighted by `exp(score - top)`, the largest scores
             `top`, and the sums of the weights. `None` leaves it to MLX.
+        attend_quantised: Attention of queries to words, scales and biases of keys and of values,
+            given the scale, mask and bits. `None` leaves it to MLX.
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
             `None` if there is no choice.
         turns_per_clear: After so many turns MLX's free buffers are given back. A GPU allocates anew
@@ -175,7 +183,8 @@ class Device:
     lowest_kept: Callable[[mx.array, mx.array], mx.array] | None = None
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
-    attend_part: AttendPart = _attend_no_part
+    attend_part: AttendPart = _leave_to_mlx
+    attend_quantised: AttendQuantised = _leave_to_mlx
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     turns_per_clear: int = 256
     blocks_dispatch: bool = False

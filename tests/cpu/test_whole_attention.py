@@ -52,7 +52,7 @@ def in_blocks(in_pieces):
 @pytest.fixture
 def in_tiles(in_pieces):
     """Refuse pieces as well; a tile is that of one head, and none ends where the keys do."""
-    in_pieces(LEAST_TILED=0, TILE_SCORES=60, LEAST_POSITIONS=7, TILES_PER_THREAD=1, over_own=None)
+    in_pieces(LEAST_TILED=0, TILE_SCORES=60, LEAST_POSITIONS=7, LEAST_TILE_SCORES=0, over_own=None)
 
 
 def arrays(rows, width=WIDTH, dtype=mx.float32):
@@ -117,6 +117,28 @@ def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_share
     assert mx.allclose(output, expected.output, rtol=1e-5, atol=1e-5)
     assert mx.allclose(top, expected.top, rtol=1e-5, atol=1e-5)
     assert mx.allclose(total, expected.total, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile_scores", [60, 2**16])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("mask", ["none", "causal", "by row"])
+@pytest.mark.parametrize(("bits", "group_size"), [(8, 64), (8, 32), (4, 32), (4, 64)])
+def test_quantised_keys_are_attended_to_as_by_mlx(sized, bits, group_size, mask, rows, tile_scores):
+    queries, packing = arrays(rows)[0], {"bits": bits, "group_size": group_size}
+    queries = mx.concatenate([queries] * 4, axis=-1)
+    numbers = mx.random.normal((2, rows, KV_HEADS, POSITIONS + 5, queries.shape[-1]))
+    stored = [mx.quantize(each, **packing) for each in numbers]
+    # Of buffers with room for more positions.
+    keys, values = ([array[:, :, :POSITIONS] for array in each] for each in stored)
+    seen, device = MASKS[mask](rows), Device()
+    sized(TILE_SCORES=tile_scores, LEAST_POSITIONS=7, LEAST_QUANTISED=10**6)
+    expected = attention.over_quantised(queries + 0, keys, values, SCALE, seen, packing)
+    install(device, mx.Device(mx.cpu))
+    assert device.attend_quantised(queries, keys, values, SCALE, seen, bits) is None  # too few
+    sized(LEAST_QUANTISED=0)
+    output = device.attend_quantised(queries, keys, values, SCALE, seen, bits)
+    assert mx.allclose(output, expected, rtol=1e-4, atol=1e-4)
+    assert device.attend_quantised(queries, keys, values, SCALE, seen, 2) is None
 
 
 def test_few_scores_and_16_bits_are_no_part_to_compute_here(sized):

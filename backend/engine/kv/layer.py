@@ -518,8 +518,8 @@ class QuantizedKV(RaggedKV):
     def _attend(self, queries: mx.array, kept: Buffers, mask: _Mask, terms: _Terms) -> mx.array:
         if terms.sinks is not None:
             raise TypeError("quantised attention does not support sinks")
-        return quantized_scaled_dot_product_attention(
-            queries, kept[:_PARTS], kept[_PARTS:], terms.scale, mask, **self._packing
+        return over_quantised(
+            queries, kept[:_PARTS], kept[_PARTS:], terms.scale, mask, self._packing
         )
 
     def _new_cache(self) -> UpstreamCache:
@@ -612,9 +612,26 @@ class LatestKV:
 
 def _over_quantised(cache: UpstreamCache, queries: mx.array, scale: float) -> mx.array:
     """Return the attention over all positions of a quantised row."""
-    kept = [tuple(a[..., : cache.offset, :] for a in pair) for pair in (cache.keys, cache.values)]
+    keys, values = (
+        tuple(a[..., : cache.offset, :] for a in pair) for pair in (cache.keys, cache.values)
+    )
     packing = {"group_size": cache.group_size, "bits": cache.bits}
-    return quantized_scaled_dot_product_attention(queries, *kept, scale, None, **packing)
+    return over_quantised(queries, keys, values, scale, None, packing)
+
+
+def over_quantised(
+    queries: mx.array,
+    keys: Buffers,
+    values: Buffers,
+    scale: float,
+    mask: _Mask,
+    packing: Mapping[str, int],
+) -> mx.array:
+    """Return the attention to words, scales and biases of keys and of values."""
+    found = DEVICE.attend_quantised(queries, keys, values, scale, mask, packing["bits"])
+    if found is not None:
+        return found
+    return quantized_scaled_dot_product_attention(queries, keys, values, scale, mask, **packing)
 
 
 def _over_latent(
