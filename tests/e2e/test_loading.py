@@ -13,7 +13,7 @@ from adapters import write_adapter
 from serving import UNENDING, Stderr, code_of, served, stream
 from waiting import until
 
-from backend.core.engine_status import EngineState, RequestPhase
+from backend.core.engine_status import EngineState
 from backend.pb import backend_pb2 as pb
 from scripts.sweep.text_models import build_text_model
 from scripts.tiny_models import build
@@ -299,8 +299,7 @@ async def test_metrics_list_each_request_with_its_progress(tiny_models):
         rows = backend.engine.status
         await until(
             lambda: any(
-                row.phase is RequestPhase.PREFILLING and row.prefilled_tokens
-                for row in rows().requests
+                row.request_id.startswith("p") and row.prefilled_tokens for row in rows().requests
             )
         )
         waiting = backend.stub.PredictStream(raw(**UNENDING, CorrelationId="w"))
