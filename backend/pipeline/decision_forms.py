@@ -407,6 +407,7 @@ class D1(NextToken):
     """A turn of a chat: text, question, and codes of options, one of which is the reply."""
 
     most: ClassVar = {SCORE: 10}
+    _asking = "{}<|im_end|>\n<|im_start|>assistant\n"
     _yes, _no = ("yes", "Yes", "YES"), ("no", "No", "NO")
     _codes = (
         *string.ascii_uppercase,
@@ -420,7 +421,7 @@ class D1(NextToken):
         bos = question.model.tokenizer.hf.bos_token or ""
         text = question.guarded(question.text)
         shared = f"{bos}<|im_start|>user\n{text}\n\n\nQUESTION:\n"
-        asked = f"{self._block(question)}<|im_end|>\n<|im_start|>assistant\n"
+        asked = self._asking.format(self._block(question))
         token_ids = question.tokens(shared + asked)
         return token_ids, common_length(question.tokens(shared), token_ids)
 
