@@ -68,6 +68,40 @@ def samplings(seed):
     ]
 
 
+def requests_of_one_prefix(seed, count, longest):
+    """Return requests whose prompts begin with parts of one; so many tokens follow at most."""
+    rng, shared = random.Random(seed), prompt_of(70)
+    return [
+        make_request(
+            f"r{n}",
+            [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, longest), n)],
+            max_tokens=rng.randint(5, 50),
+            sampling=replace(samplings(n)[n % 6], logit_bias=FEW),
+        )
+        for n in range(count)
+    ]
+
+
+def require_same_as_they_come_and_go(driver, requests, expected):
+    """Compare replies with the tokens expected; requests come by and by, and some are cancelled."""
+    rng = random.Random(len(requests))
+    left, cancelled = list(requests), set()
+    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
+        if left and rng.random() < 0.3:
+            driver.loop.requests.submit(left.pop())
+        running = [r for r in requests if driver.outcome(r).token_ids]
+        if running and rng.random() < 0.02:
+            request = rng.choice(running)
+            if driver.outcome(request).finish is None:
+                cancelled.add(request.request_id)
+                driver.loop.requests.cancel(request.request_id)
+        driver.turn()
+    for name, tokens in expected.items():
+        found = driver.outcomes[name].token_ids
+        assert found == tokens[: len(found)]
+        assert name in cancelled or found == tokens
+
+
 def requests_of(seed, count):
     rng = random.Random(seed)
     return [

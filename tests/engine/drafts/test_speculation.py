@@ -1,10 +1,16 @@
 """Drafted tokens change no reply: tokens, log-probabilities and ends are those without drafts."""
 
-import random
-from dataclasses import replace
-
 import pytest
-from drafting import CROWDS, FEW, FREE, Cycle, assert_same, requests_of, samplings
+from drafting import (
+    CROWDS,
+    FEW,
+    FREE,
+    Cycle,
+    assert_same,
+    requests_of,
+    requests_of_one_prefix,
+    require_same_as_they_come_and_go,
+)
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from wrapped_network import WrappedNetwork
 
@@ -59,35 +65,10 @@ def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family):
-    network = networks(family)
-    rng = random.Random(3)
-    shared = prompt_of(70)
-    requests = [
-        make_request(
-            f"r{n}",
-            [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, 20), n)],
-            max_tokens=rng.randint(5, 50),
-            sampling=replace(samplings(n)[n % 6], logit_bias=FEW),
-        )
-        for n in range(24)
-    ]
+    network, requests = networks(family), requests_of_one_prefix(3, 24, 20)
     expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
     driver = Driver(network, pass_seconds=FREE, max_slots=6, max_kv_bytes=400_000)
-    left, cancelled = list(requests), set()
-    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
-        if left and rng.random() < 0.3:
-            driver.loop.requests.submit(left.pop())
-        running = [r for r in requests if driver.outcome(r).token_ids]
-        if running and rng.random() < 0.02:
-            request = rng.choice(running)
-            if driver.outcome(request).finish is None:
-                cancelled.add(request.request_id)
-                driver.loop.requests.cancel(request.request_id)
-        driver.turn()
-    for name, tokens in expected.items():
-        found = driver.outcomes[name].token_ids
-        assert found == tokens[: len(found)]
-        assert name in cancelled or found == tokens
+    require_same_as_they_come_and_go(driver, requests, expected)
     assert driver.loop.status().metrics["accepted_tokens"] > 50
 
 

@@ -1,11 +1,20 @@
 """A draft model changes no reply, whatever it writes, and is right where it is the model."""
 
-import random
 from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from drafting import CROWDS, FEW, FREE, Cycle, Free, assert_same, requests_of, samplings
+from drafting import (
+    CROWDS,
+    FEW,
+    FREE,
+    Cycle,
+    Free,
+    assert_same,
+    requests_of,
+    requests_of_one_prefix,
+    require_same_as_they_come_and_go,
+)
 from engine_driver import VOCAB, Driver, make_request, model_of, prompt_of, room_for
 from vision import picture
 from wrapped_network import WrappedNetwork
@@ -136,39 +145,14 @@ def test_its_passes_replace_those_of_the_model(networks):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
-    network = networks(family)
-    rng = random.Random(4)
-    shared = prompt_of(70)
-    requests = [
-        make_request(
-            f"r{n}",
-            [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, 60), n)],
-            max_tokens=rng.randint(5, 50),
-            sampling=replace(samplings(n)[n % 6], logit_bias=FEW),
-        )
-        for n in range(16)
-    ]
+    network, requests = networks(family), requests_of_one_prefix(4, 16, 60)
     # All at once; that each gets them alone too is in test_loop and test_speculation.
     plain = Driver(network)
     plain.run(*requests)
     expected = {name: outcome.token_ids for name, outcome in plain.outcomes.items()}
     budget = room_for(network, 300, rows=3)
     driver = driver_of(network, networks("llama"), speculation="auto", max_kv_bytes=budget)
-    left, cancelled = list(requests), set()
-    while left or not driver.loop.is_idle or driver.loop.status().metrics["waiting"]:
-        if left and rng.random() < 0.3:
-            driver.loop.requests.submit(left.pop())
-        running = [r for r in requests if driver.outcome(r).token_ids]
-        if running and rng.random() < 0.02:
-            request = rng.choice(running)
-            if driver.outcome(request).finish is None:
-                cancelled.add(request.request_id)
-                driver.loop.requests.cancel(request.request_id)
-        driver.turn()
-    for name, tokens in expected.items():
-        found = driver.outcomes[name].token_ids
-        assert found == tokens[: len(found)]
-        assert name in cancelled or found == tokens
+    require_same_as_they_come_and_go(driver, requests, expected)
     assert driver.loop.status().metrics["accepted_tokens"] > 10
 
 
