@@ -11,8 +11,9 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 MAX_PENDING_CALLS = 2**17  # that have reached gRPC, and not yet the event loop
-# Of a request, with those of its inner messages; one with more than so many is decoded on a thread.
-MAX_MESSAGE_FIELDS, INLINE_FIELDS = 100_000, 1024
+# Of a request, with those of its inner messages. One with more than so many, and so many bytes, is
+# decoded on a thread.
+MAX_MESSAGE_FIELDS, INLINE_FIELDS, INLINE_BYTES = 100_000, 1024, 256 * 1024
 DRAIN_TIMEOUT_S = 8.0
 LONG_TURN_S = 120.0  # a longer one of the engine is reported as stuck
 # In one list of config.json: mlx-lm builds them all, without a chance to cancel.

@@ -17,7 +17,7 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from backend.config import INLINE_FIELDS, MAX_MESSAGE_FIELDS, MESSAGE_LIMIT_BYTES
+from backend.config import INLINE_BYTES, INLINE_FIELDS, MAX_MESSAGE_FIELDS, MESSAGE_LIMIT_BYTES
 from backend.errors import InvalidRequestError
 from backend.pipeline import worker_pool
 from common.rpc import (
@@ -33,7 +33,6 @@ _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 # The marks around a group have no payload: its fields count as those of its message.
 _FIXED_SIZES = {_FIXED64: 8, 3: 0, 4: 0, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
-_MIN_FIELD_BYTES = 2
 # By the time that protobuf takes for them: a map is a hash table, packed numbers are an array.
 MAP_ENTRY_FIELDS, PACKED_PER_FIELD = 32, 16
 _CONTINUED_BYTES = bytes(range(0x80, 0x100))
@@ -294,7 +293,8 @@ def decode_inline(
 
 
 def _has_few_fields(data: bytes, request_type: Descriptor) -> bool:
-    if len(data) <= INLINE_FIELDS * _MIN_FIELD_BYTES:
+    # Whatever its fields, it is decoded in 5 ms; to count 10,000 messages takes ten times longer.
+    if len(data) <= INLINE_BYTES:
         return True
     if len(data) > MESSAGE_LIMIT_BYTES:
         return False

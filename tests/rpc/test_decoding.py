@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scripted_engine import ScriptedEngine, served, steps, stub
 from serving import code_of
 
-from backend.config import INLINE_FIELDS, MAX_MESSAGE_FIELDS, MESSAGE_LIMIT_BYTES
+from backend.config import INLINE_BYTES, INLINE_FIELDS, MAX_MESSAGE_FIELDS, MESSAGE_LIMIT_BYTES
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.pipeline import worker_pool
@@ -142,8 +142,8 @@ def test_counting_ends_soon_after_the_limit(size):
 # What takes protobuf long: each is far under the limit in bytes.
 COSTLY = {
     "Messages": field(44, b"") * (MAX_MESSAGE_FIELDS + 1),
-    "Metadata": field(52, field(1, b"k") + field(2, b"v")) * 5_000,
-    "StopPrompts": field(13, b"") * (MAX_MESSAGE_FIELDS + 1),
+    "Metadata": field(52, field(1, b"k") + field(2, b"v")) * 50_000,
+    "StopPrompts": field(13, b"") * (MAX_MESSAGE_FIELDS + INLINE_BYTES // 2),
     "EmbeddingTokens": pb.PredictOptions(EmbeddingTokens=[1] * 4_000_000).SerializeToString(),
 }
 
@@ -185,7 +185,7 @@ async def test_no_method_decodes_too_many_unknown_fields(method):
 async def test_others_are_answered_while_many_fields_are_counted():
     """A request that waits for its thread holds up neither small ones nor large ones."""
     free = threading.Event()
-    many = pb.PredictOptions(Prompt="x", StopPrompts=["a"] * 3000)
+    many = pb.PredictOptions(Prompt="x", StopPrompts=["a" * 100] * 3000)
     large = pb.PredictOptions(Prompt="x", NegativePrompt="y" * 4_000_000)
     async with served(ScriptedEngine(steps("ok"))) as channel:
         held = asyncio.ensure_future(worker_pool.run_decoding(free.wait, size_bytes=1))
