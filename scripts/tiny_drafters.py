@@ -203,7 +203,7 @@ def _block_config(kind: str, text: Mapping[str, Any], *, is_right: bool) -> dict
     if kind in _FLAT:
         return {**shape, **extras}
     if kind == "laguna":
-        shape |= {"draft_vocab_size": text["vocab_size"], "eagle_aux_hidden_state_layer_ids": []}
+        shape["draft_vocab_size"] = text["vocab_size"]
         shape["eagle_aux_hidden_state_layer_ids"] = [n + 1 for n in extras["target_layer_ids"]]
         extras["num_target_layers"] = layers
     return {**shape, "dflash_config": {**extras, **_EXTRAS.get(kind, {})}}

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import grpc
 import pytest
+from adapters import write_adapter
 from serving import code_of, served, stream
 from waiting import until
 
@@ -157,6 +158,13 @@ def with_pattern(pattern):
     return replace
 
 
+def with_adapter(directory, **parameters):
+    config = write_adapter(directory / "adapter", seed=1) / "adapter_config.json"
+    written = json.loads(config.read_text())
+    written["lora_parameters"] |= parameters
+    config.write_text(json.dumps(written))
+
+
 NEVER = {
     "a pattern without end": (
         with_pattern(r"(\w+\s?)*$"),
@@ -171,6 +179,16 @@ NEVER = {
     "a pipe": (with_pipe("generation_config.json"), {}, "is not a regular file"),
     "deep JSON": (with_text("special_tokens_map.json", "[" * 5000 + "]" * 5000), {}, "levels deep"),
     "no adapter": (lambda _: None, {"LoraAdapter": "nowhere"}, "nowhere does not exist"),
+    "an adapter that drops all": (
+        partial(with_adapter, dropout=1),
+        {"LoraAdapter": "{}/adapter"},
+        "lora_parameters.dropout is 1, not a number",
+    ),
+    "an adapter of another rank": (
+        partial(with_adapter, rank=3),
+        {"LoraAdapter": "{}/adapter"},
+        "without the rank of its config, 3",
+    ),
 }
 
 
@@ -183,7 +201,8 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
         process = backend.engine.process_id
         running = asyncio.create_task(stream(backend.stub, LONG))
         await until(lambda: backend.engine.status().metrics["slots_taken"])
-        code, details = await code_of(backend.load(bad, **options))
+        chosen = {name: value.format(bad) for name, value in options.items()}
+        code, details = await code_of(backend.load(bad, **chosen))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details
         assert (await running).replies[-1].tokens == LONG.Tokens

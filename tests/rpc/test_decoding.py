@@ -187,12 +187,14 @@ async def test_others_are_answered_while_many_fields_are_counted():
     free = threading.Event()
     many = pb.PredictOptions(Prompt="x", StopPrompts=["a" * 100] * 3000)
     large = pb.PredictOptions(Prompt="x", NegativePrompt="y" * 4_000_000)
+    # Counting these would take longer than decoding them.
+    small = pb.PredictOptions(Prompt="x", Messages=[pb.Message(role="user", content="hi")] * 9000)
     async with served(ScriptedEngine(steps("ok"))) as channel:
         held = asyncio.ensure_future(worker_pool.run_decoding(free.wait, size_bytes=1))
         try:
             slow = asyncio.ensure_future(stub(channel).Predict(many))
             assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
-            for quick in (pb.PredictOptions(Prompt="x"), large):
+            for quick in (pb.PredictOptions(Prompt="x"), large, small):
                 assert (await stub(channel).Predict(quick)).message == b"ok"
             assert not slow.done()
         finally:

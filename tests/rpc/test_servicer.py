@@ -7,7 +7,16 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 import pytest
-from scripted_engine import EOS, PREFILL, TIMEOUT_S, ScriptedEngine, served, steps, stub
+from scripted_engine import (
+    EOS,
+    PREFILL,
+    TIMEOUT_S,
+    ScriptedEngine,
+    served,
+    server_of,
+    steps,
+    stub,
+)
 from serving import code_of
 from waiting import until
 
@@ -128,6 +137,24 @@ async def test_a_limit_beyond_the_context_is_none(tokens, is_open_ended):
         await stub(channel).Predict(pb.PredictOptions(Prompt="hi", Tokens=tokens))
     (submitted,) = engine.requests
     assert (submitted.is_open_ended, submitted.max_tokens) == (is_open_ended, 4094)
+
+
+async def test_the_engine_learns_which_requests_have_one_caller():
+    engine = ScriptedEngine(steps("ok"))
+    server = server_of(engine)
+    address = await server.start()
+    try:
+        for _ in range(2):
+            # Channels of one process share connections.
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            async with grpc.aio.insecure_channel(address, alone) as channel:
+                for _ in range(2):
+                    await stub(channel).Predict(HELLO)
+    finally:
+        await server.stop()
+    first, same, second, last = [request.caller for request in engine.requests]
+    assert first == same != second == last
+    assert first
 
 
 @pytest.mark.parametrize("method", ["Predict", "PredictStream"])

@@ -225,7 +225,8 @@ class _Line:
 
     def charge(self, caller: str, seconds: float) -> None:
         """Count time that was spent for a caller; it is forgotten by and by."""
-        self._spent.keep(caller, (self._spent_for(caller) + seconds, self._clock()))
+        with self._news:
+            self._spent.keep(caller, (self._spent_for(caller) + seconds, self._clock()))
 
     def _spent_for(self, caller: str) -> float:
         seconds, then = self._spent.find(caller) or (0.0, 0.0)
