@@ -1,4 +1,4 @@
-"""Networks around another one: subclasses make it fail."""
+"""Networks around another one: subclasses count or change its passes, or make them fail."""
 
 from typing import Any
 
@@ -17,3 +17,13 @@ class WrappedNetwork:
 
     def __call__(self, inputs: Any, cache: Any) -> Any:
         return self.network(inputs, cache=cache)
+
+
+class CountingNetwork(WrappedNetwork):
+    """Counts its passes."""
+
+    passes = 0
+
+    def __call__(self, inputs: Any, cache: Any) -> Any:
+        self.passes += 1
+        return super().__call__(inputs, cache)

@@ -12,7 +12,7 @@ from drafting import (
     require_same_as_they_come_and_go,
 )
 from engine_driver import VOCAB, Driver, make_request, prompt_of
-from wrapped_network import WrappedNetwork
+from wrapped_network import CountingNetwork, WrappedNetwork
 
 from backend.config import SpeculationOptions, TuningOptions
 from backend.core.request import SamplingParams
@@ -103,14 +103,7 @@ def test_rows_without_drafts_are_not_padded_to_those_with_drafts(networks):
 
 
 def test_passes_are_fewer_when_drafts_come_true(networks):
-    class Counting(WrappedNetwork):
-        passes = 0
-
-        def __call__(self, inputs, cache):
-            self.passes += 1
-            return super().__call__(inputs, cache)
-
-    plain, drafted = Counting(networks("llama")), Counting(networks("llama"))
+    plain, drafted = CountingNetwork(networks("llama")), CountingNetwork(networks("llama"))
     Driver(plain).run(repeating("a", max_tokens=200))
     Driver(drafted, pass_seconds=FREE).run(repeating("a", max_tokens=200))
     assert drafted.passes < plain.passes / 3
@@ -190,14 +183,7 @@ def test_lookup_alone_is_a_choice(networks):
 
 
 def test_what_a_grammar_forces_takes_few_passes(networks):
-    class Counting(WrappedNetwork):
-        passes = 0
-
-        def __call__(self, inputs, cache):
-            self.passes += 1
-            return super().__call__(inputs, cache)
-
-    network = Counting(networks("llama"))
+    network = CountingNetwork(networks("llama"))
     request = make_request(
         "a", prompt_of(20), max_tokens=90, grammar=Cycle(range(10, 30), 64), stop=[1]
     )

@@ -17,7 +17,7 @@ from drafting import (
 )
 from engine_driver import VOCAB, Driver, make_request, model_of, prompt_of, room_for
 from vision import picture
-from wrapped_network import WrappedNetwork
+from wrapped_network import CountingNetwork, WrappedNetwork
 
 from backend.config import ModelOptions
 from backend.core.prompt import MediaKind
@@ -131,14 +131,7 @@ def test_the_model_as_its_own_draft_is_nearly_always_right(networks, rows, sampl
 
 
 def test_its_passes_replace_those_of_the_model(networks):
-    class Counting(WrappedNetwork):
-        passes = 0
-
-        def __call__(self, inputs, cache):
-            self.passes += 1
-            return super().__call__(inputs, cache)
-
-    network = Counting(networks("llama"))
+    network = CountingNetwork(networks("llama"))
     driver_of(network, networks("llama")).run(greedy("a", 200))
     assert network.passes < 40
 
