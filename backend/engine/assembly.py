@@ -151,6 +151,7 @@ def assemble_loop(
     disk = _disk_settings(model, options, port)
     packing, several = Packing(tuning.prompt_cache.cache_bits), ranks.are_several
     prefixes = make_prefix_store(fresh_caches, cache_size, packing, disk, is_replicated=several)
+    model = replace(model, card=replace(model.card, reuse=prefixes.reuse))
     profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)
     # Ranks must cut prompts the same, but not all have the same memory.

@@ -14,8 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.core.engine_status import EngineState, EngineStatus
-from backend.core.metric_table import zeros
-from backend.core.model import ModelCard, ModelKind
+from backend.core.model import ModelKind
 from backend.core.scoring import (
     ClassifyRequest,
     DecideRequest,
@@ -45,7 +44,7 @@ from backend.engine.messages.protocol import (
     Told,
 )
 from backend.engine.port import Command, Port
-from backend.engine.rows.pacing import ChunkSizer
+from backend.engine.rows.pacing import ChunkSizer, Counters
 from backend.errors import BackendError, DeviceLostError, GenerationFailedError, UnsupportedError
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE
@@ -200,22 +199,12 @@ class EncoderLoop:
         self._ended: list[tuple[int, object]] = []
         self._sizer = ChunkSizer.limited(PIECE_ALONE_S, MAX_PASS_TOKENS, DEVICE.pass_limit_s)
         self._passes = 0
-        self._read_tokens = 0
+        self.counters = Counters()
 
     @property
     def is_idle(self) -> bool:
         """Whether a turn would have nothing to do."""
         return not self._calls and not self._ended
-
-    @property
-    def checksum(self) -> int:
-        """The checksum of drawn tokens; an encoder draws none."""
-        return 0
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts about the model."""
-        return self.model.card
 
     def run(self) -> None:
         """Run turns until told to stop."""
@@ -252,8 +241,6 @@ class EncoderLoop:
             case Leave(number):
                 for call in [call for call in self._calls if call.number == number]:
                     self._forget(call)
-            case Told():
-                self._port.hand_over(command)
             case DiskChanged():
                 self._port.send_status(self)
             case Stop():
@@ -305,7 +292,7 @@ class EncoderLoop:
                 "mlx_cache": mx.get_cache_memory(),
                 "mlx_peak": mx.get_peak_memory(),
             },
-            metrics=zeros() | {"waiting": len(self._calls), "prompt_tokens": self._read_tokens},
+            metrics=self.counters.values | {"waiting": len(self._calls)},
         )
 
     def _refusal(self) -> UnsupportedError:
@@ -341,7 +328,7 @@ class EncoderLoop:
             self._sizer.record(max_tokens, seconds * min(max_tokens / tokens, 1.0))
 
     def _note(self, queued: QueuedText, result: object) -> None:
-        self._read_tokens += queued.length
+        self.counters.add("prompt_tokens", queued.length)
         if isinstance(result, BackendError):
             self._end(queued.call, result)
             return

@@ -8,7 +8,6 @@ loop; they differ in their port. `docs/internals/architecture.md` tells the life
 import logging
 import time
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -16,7 +15,6 @@ import mlx.core as mx
 
 from backend.config import TuningOptions
 from backend.core.engine_status import EngineStatus
-from backend.core.model import ModelCard
 from backend.core.prefix_listing import ListingRequest
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory
@@ -153,26 +151,16 @@ class EngineLoop:
                 self.background.drop(number)
             case Stop():
                 self._is_stopping = True
-            case _:
-                self._note(command)
-
-    def _note(self, news: Fetched | DiskChanged | Resize | Told) -> None:
-        """Handle what another thread of this process has to say."""
-        match news:
+            # Of other threads of this process.
             case Fetched():
-                self.requests.take_in(news)
+                self.requests.take_in(command)
             case DiskChanged():
                 self.memory.note_change()
                 self._port.send_status(self)
             case Resize(_, budget_bytes, attainable_bytes):
                 self.memory.resize(budget_bytes, attainable_bytes)
-                if self.is_idle:
-                    # Memory freed by the prompt cache is for other backends.
-                    mx.clear_cache()
-            case Told():
-                self._port.hand_over(news)
             case _:
-                assert_never(news)
+                assert_never(command)
 
     def begin_job(self, number: int, request: SessionRequest | PrepareMedium) -> None:
         """Queue a computation to run between steps, or answer at once if none is needed."""
@@ -373,16 +361,6 @@ class EngineLoop:
             return DELAY_S
         waits = self.scheduler.waiting_count or self.prefixes.wants_rest or self.memory.wants_rest
         return IDLE_TIMEOUT_S if waits else None
-
-    @property
-    def checksum(self) -> int:
-        """The checksum of all tokens drawn so far, in order."""
-        return self.counters.checksum
-
-    @property
-    def card(self) -> ModelCard:
-        """The facts about the model, including those found from its caches."""
-        return replace(self.model.card, reuse=self.prefixes.reuse)
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""

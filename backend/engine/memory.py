@@ -60,6 +60,9 @@ class Memory:
         """
         self.reservations.resize(budget_bytes, attainable_bytes)
         self._share()
+        if not self._scheduler.slots_taken:
+            # Memory freed by the prompt cache is for other backends.
+            mx.clear_cache()
 
     def overdue(self, wait_s: float) -> list[Row]:
         """Return new rows that have waited this long for memory of other backends."""

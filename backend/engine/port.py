@@ -26,13 +26,13 @@ from backend.engine.messages.protocol import (
     Submit,
     Told,
 )
-from backend.engine.rows.pacing import PrefillPace
+from backend.engine.rows.pacing import Counters, PrefillPace
 from backend.errors import BackendError
 
 Command: TypeAlias = (
-    Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize | Told
+    Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize
 )
-"""Obeyed by a loop in order of arrival. Events of requests are passed on to the server."""
+"""Obeyed by a loop in order of arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,7 @@ class Pace:
 class Reportable(Protocol):
     """A loop as its port sees it."""
 
-    @property
-    def checksum(self) -> int:
-        """The checksum of all tokens drawn so far, in order."""
+    counters: Counters
 
     def status(self) -> EngineStatus:
         """Return a snapshot."""

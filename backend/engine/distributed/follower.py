@@ -81,7 +81,7 @@ class FollowerPort:
     def report(self, loop: Reportable, *, is_idle: bool) -> None:
         """Send rank 0 the checksum of all tokens from time to time."""
         if is_idle or self._turn.number % CHECK_INTERVAL_TURNS == 0:
-            self._leader.send(Report(self._turn.number, loop.checksum, loop.status()))
+            self._leader.send(Report(self._turn.number, loop.counters.checksum, loop.status()))
 
     def send_status(self, loop: Reportable) -> None:
         """Send nothing: rank 0 does."""

@@ -117,7 +117,7 @@ class Intake:
     def _admit(self, order: Submit, made: Outcome) -> None:
         """Pass a request on with its grammar, or end it with the error."""
         if isinstance(made, BackendError):
-            self._commands.put(Told(failures={order.request.request_id: Failure.of(made)}))
+            self._server.send(Told(failures={order.request.request_id: Failure.of(made)}))
             return
         request = replace(order.request, guide=None, grammar=made)
         self._commands.put(structs.replace(order, request=request))
@@ -239,7 +239,7 @@ class Boot:
             lambda names: self._server.send(Compiling(names)),
         )
         status = self._port.status(loop)
-        card = loop.card
+        card = loop.model.card
         if self._port.is_shared:
             card = replace(card, weights_bytes=status.memory_bytes["weights"])
         self._server.send(

@@ -51,7 +51,8 @@ class GroupPort(ServerPort):
     def report(self, loop: Reportable, *, is_idle: bool) -> None:
         """Compare the tokens of all ranks from time to time, and send a status."""
         is_checked = self._latest.number % CHECK_INTERVAL_TURNS == 0 or is_idle
-        self._members.check(self._latest.number, loop.checksum if is_checked else None)
+        checksum = loop.counters.checksum if is_checked else None
+        self._members.check(self._latest.number, checksum)
         super().report(loop, is_idle=is_idle)
 
     def status(self, loop: Reportable) -> EngineStatus:

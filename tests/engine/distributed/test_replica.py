@@ -53,7 +53,7 @@ class Ranks:
         rows = [
             (r.request_id, r.phase, r.prefilled_tokens, r.cached_tokens) for r in status.requests
         ]
-        return driver.loop.checksum, nested(status.metrics)["prompt_cache"], rows
+        return driver.loop.counters.checksum, nested(status.metrics)["prompt_cache"], rows
 
 
 def test_a_command_that_raises_costs_the_next_ones_nothing(networks):
@@ -89,4 +89,4 @@ def test_a_plan_leaves_nothing_to_decide(networks, family, seed):
         ranks.turn()
     assert ranks.follows.loop.is_idle
     assert ranks.state(ranks.follows) == ranks.state(ranks.decides)
-    assert ranks.decides.loop.checksum != 0
+    assert ranks.decides.loop.counters.checksum != 0

@@ -70,11 +70,12 @@ def test_a_grammar_that_fails_in_an_unforeseen_way_fails_its_own_request(lines):
     guide = Guide(rule=ReplyRule(text='root ::= "a"'))
     for name in ("a", "b"):
         line.server.send(Submit(make_request(name, [1], guide=guide)))
-        told = line.commands.get(timeout=30)
+        told = line.server.receive(30)
         assert isinstance(told, Told)
         error = told.failures[name].error()
         assert isinstance(error, GenerationFailedError)
         assert "grammar could not be compiled" in str(error)
+    assert line.commands.empty()
     assert line.failures.empty()
 
 
