@@ -135,7 +135,7 @@ class ProductThreads:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Learn the time of a step; one before a due change was not with the due number."""
-        if not self.wants_change:
+        if self._choice.count == self._count:
             self._choice.observe(rows, seconds)
 
 

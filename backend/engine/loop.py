@@ -36,7 +36,7 @@ from backend.engine.messages.protocol import (
 )
 from backend.engine.open_requests import OpenRequests
 from backend.engine.parts import Resources, make_drafting, take_snapshot
-from backend.engine.passes.batch import Batch
+from backend.engine.passes.batch import Batch, ignore_step
 from backend.engine.passes.caches import CacheFactory, try_device
 from backend.engine.passes.feeder import make_feeder
 from backend.engine.port import Command, Pace, Port, Publisher
@@ -92,10 +92,8 @@ class EngineLoop:
         prefilling = self.prefilling = Prefilling(feeder, prefixes, self._pacer, plan, memory)
         prefilling.begin_drafts(drafting)
         new_batch = partial(Batch, model.network, fresh_caches, model.card.vocab_size)
-        batch = self.batch = new_batch(drafting)
-        self._threads = resources.threads
-        if self._threads is not None:
-            batch.note_step = self._threads.observe
+        threads = self._threads = resources.threads
+        batch = self.batch = new_batch(drafting, threads.observe if threads else ignore_step)
         suspects = self._suspects = Suspects(scheduler, memory, batch, prefilling, new_batch, port)
         self.requests = OpenRequests(scheduler, memory, prefixes, suspects, publisher, counters)
         self._adoption = Adoption(plan, self, new_drafting)
@@ -190,28 +188,29 @@ class EngineLoop:
         if self.examination.is_pending or self._adoption.is_due:
             self.examination.begin_if_due(rested_s)
         has_waiting = bool(self.scheduler.waiting.count or self.scheduler.fetching)
+        if has_waiting:
+            self.requests.admit()
         if not self._rests or has_waiting or self.examination.is_running:
-            if has_waiting:
-                self.requests.admit()
-            if self._suspects.waiting:
-                self._suspects.try_next()
-            else:
-                self._advance(pace)
-            if self.examination.is_running and self.examination.may_advance:
-                self._examine()
-            self._clear_up()
-            self.requests.hurry()
-            if self.memory.has_changed:
-                self.memory.relieve()
+            self._work(pace)
             self.active_at = time.monotonic()
-            self.memory.note_work()
         elif rested_s >= IDLE_TIMEOUT_S:
             self.prefixes.rest()
             self.memory.rest()
-        if has_waiting and self.memory.is_starved:
-            self.requests.refuse_overdue()
         if self.background.ended:
             self._answer_ended()
+
+    def _work(self, pace: Pace | None) -> None:
+        """Run what is to be computed, and settle the memory that it took."""
+        if self._suspects.waiting:
+            self._suspects.try_next()
+        else:
+            self._advance(pace)
+        if self.examination.is_running and self.examination.may_advance:
+            self._examine()
+        self._clear_up()
+        if self.memory.has_changed:
+            self.memory.relieve()
+        self.memory.note_work()
 
     def _advance(self, pace: Pace | None) -> None:
         """Run a chunk, unless there is none or decoding rows have waited long enough."""
@@ -256,13 +255,7 @@ class EngineLoop:
         active = self.scheduler.active
         with self._suspects(list(active)):
             for steps in self.batch.step():
-                if steps:
-                    self.requests.publish(steps)
-                else:
-                    # The device computes: the server may read what is due.
-                    self._publisher.settle(len(active))
-            # A last token must not wait for the copy into the prompt cache.
-            self.requests.hurry()
+                self.requests.publish(steps)
             for row, problem in self.batch.astray():
                 self.requests.fail(row, GrammarError(f"cannot be followed any further: {problem}"))
             for row in self.batch.departed():
@@ -333,12 +326,11 @@ class EngineLoop:
         if self.examination.blame(error):
             return
         self.requests.forget_ended()
-        self.requests.hurry()
+        self._publisher.flush()
         if not self.background.blame(error) and (guilty := self._suspects.accuse(error)):
             log.error("request id=%s failed", guilty.request_id, exc_info=error)
             problem = GenerationFailedError(f"the model failed on this request: {error}")
             self.requests.fail(guilty, problem)
-            self._publisher.flush()
         self.memory.relieve()
         if self.background.ended:
             self._answer_ended()

@@ -90,13 +90,22 @@ class OpenRequests:
             self.forget(row)
 
     def admit(self) -> None:
-        """Give slots to waiting rows; one whose prefix is on disk waits for it so long."""
+        """Give slots to waiting rows; one whose prefix is on disk waits for it so long.
+
+        New rows that have waited too long for memory of other backends fail.
+        """
         now = time.monotonic()
         for row in list(self._scheduler.fetching):
             if now > row.submitted_at + FETCH_LIMIT_S:
                 log.warning("request id=%s no longer waits for the disk", row.request_id)
                 self._scheduler.end_fetch(row)
         self._memory.admit()
+        for row in self._memory.overdue(MEMORY_WAIT_S):
+            problem = (
+                f"other backends of this machine hold the memory for its KV cache, and gave none "
+                f"within {MEMORY_WAIT_S:.0f} s"
+            )
+            self.fail(row, OverloadedError(problem))
 
     def activate(self) -> Sequence[Row]:
         """Return the rows whose prompt is computed, which decode from now on."""
@@ -107,7 +116,10 @@ class OpenRequests:
         return rows
 
     def publish(self, steps: Sequence[RowStep]) -> None:
-        """Publish tokens that have landed, and release the rows that have ended."""
+        """Publish tokens that have landed, and release the rows that have ended.
+
+        The server reads them while the next pass is built.
+        """
         firsts = []
         for row, step in steps:
             if is_first := len(row.token_ids) == row.prompt_tokens + 1:
@@ -120,11 +132,7 @@ class OpenRequests:
         for row, _ in steps:
             if row.has_left:
                 self.forget(row)
-
-    def hurry(self) -> None:
-        """Send all events if one of them is urgent."""
-        if self._publisher.is_urgent:
-            self._publisher.flush()
+        self._publisher.flush(len(self._scheduler.active))
 
     def fail(self, row: Row, error: BackendError) -> None:
         """End a request with an error."""
@@ -133,16 +141,7 @@ class OpenRequests:
         self._publisher.put(row.request_id, error, is_urgent=True)
         row.finish()
         self.forget(row)
-
-    def refuse_overdue(self) -> None:
-        """Fail rows that have waited too long for memory of other backends."""
-        for row in self._memory.overdue(MEMORY_WAIT_S):
-            problem = (
-                f"other backends of this machine hold the memory for its KV cache, and gave none "
-                f"within {MEMORY_WAIT_S:.0f} s"
-            )
-            self.fail(row, OverloadedError(problem))
-        self.hurry()
+        self._publisher.flush()
 
     def forget(self, row: Row) -> None:
         """Remove a row that has ended or whose caller has left."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from backend.core.engine_status import EngineStatus
-from backend.core.step import EngineEvent, Steps, TokenStep
+from backend.core.step import EngineEvent, Steps
 from backend.engine.background.jobs import BackgroundPace
 from backend.engine.messages.protocol import (
     Cancel,
@@ -29,9 +29,7 @@ from backend.engine.messages.protocol import (
 from backend.engine.rows.pacing import Counters, PrefillPace
 from backend.errors import BackendError
 
-Command: TypeAlias = (
-    Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize
-)
+Command: TypeAlias = Submit | Cancel | Expect | Job | Leave | Stop | Fetched | DiskChanged | Resize
 """Obeyed by a loop in order of arrival."""
 
 
@@ -102,10 +100,7 @@ class Publisher:
 
     A reply on the wire costs about as much as a token of a very small model. So the replies of
     all streams together are limited, and faster tokens share one; urgent events (a first token,
-    an end, an error) go out at once.
-
-    Attributes:
-        is_urgent: Whether one of the events is: `flush` should follow soon.
+    an end, an error) go out with the next `flush`.
     """
 
     def __init__(self, hand_over: HandOver, max_replies_per_s: int) -> None:
@@ -119,7 +114,7 @@ class Publisher:
         self._reply_interval_s = 1.0 / max_replies_per_s if max_replies_per_s else 0.0
         self._steps: dict[str, Steps] = {}
         self._failures: dict[str, Failure] = {}
-        self.is_urgent = False
+        self._is_urgent = False
         self._handed_over_at = 0.0
 
     def put(
@@ -131,25 +126,16 @@ class Publisher:
         else:
             if (steps := self._steps.get(request_id)) is None:
                 steps = self._steps[request_id] = Steps()
-            has_more = isinstance(event, TokenStep) and event.finish_reason is None
-            if isinstance(event, TokenStep) and has_more and event.logprobs is None:
-                # As `add` does, for nearly every token.
-                steps.token_ids.append(event.token_id)
-            else:
-                steps.add(event)
-        self.is_urgent = self.is_urgent or is_urgent
+            steps.add(event)
+        self._is_urgent = self._is_urgent or is_urgent
 
-    def settle(self, streams: int) -> None:
-        """Hand everything over if so many streams may be replied to again."""
-        if time.monotonic() >= self._handed_over_at + streams * self._reply_interval_s:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand over everything."""
-        self.is_urgent = False
-        if not self._steps and not self._failures:
+    def flush(self, streams: int = 0) -> None:
+        """Hand over everything, if an event is urgent or so many streams may have a reply again."""
+        now = time.monotonic()
+        is_due = now >= self._handed_over_at + streams * self._reply_interval_s
+        if not (is_due or self._is_urgent) or not (self._steps or self._failures):
             return
         told = Told(self._steps, self._failures)
-        self._steps, self._failures = {}, {}
-        self._handed_over_at = time.monotonic()
+        self._steps, self._failures, self._is_urgent = {}, {}, False
+        self._handed_over_at = now
         self._hand_over(told)

@@ -248,7 +248,7 @@ def _repeated(values: Sequence[_T], counts: Sequence[int]) -> list[_T]:
 
 
 Landing: TypeAlias = Iterator[Sequence[RowStep]]
-"""Yields the tokens that have landed; none where the host has time while the device computes."""
+"""Yields the tokens that have landed."""
 
 NoteStep: TypeAlias = Callable[[int, float], None]
 """Learns the seconds of a step that gave one token to each of some rows."""
@@ -277,17 +277,19 @@ class Batch:
         fresh_caches: CacheFactory,
         vocab_size: int,
         drafting: Drafting | None = None,
+        note_step: NoteStep = ignore_step,
     ) -> None:
         """Start without rows.
 
         Args:
             drafting: Drafts tokens; `None` if every pass takes one token per row.
+            note_step: Learns the time of each step without drafts.
         """
         self._network = network
         self._fresh_caches = fresh_caches
         self._vocab_size = vocab_size
         self.drafting: Drafting | None = None
-        self.note_step: NoteStep = ignore_step
+        self._note_step = note_step
         self.clock = perf_counter
         self._rows: list[Row] = []
         self._joining: list[Row] = []
@@ -329,8 +331,7 @@ class Batch:
 
         Yields:
             Tokens as soon as their rows have them: if the rest of the step fails, they are not
-            lost. None, once, between the host's work and the device's, so that threads woken then
-            run in parallel: on a CPU, dispatching takes as long as computing.
+            lost.
         """
         started = self.clock()
         before, self._flight = self._flight, None
@@ -343,7 +344,6 @@ class Batch:
         # Rows that join and leave are no cost of drafts.
         started += self.clock() - regroups
         if inputs is None:
-            yield ()
             yield _landed(before)
             return
         drafts = self._drafts(before)
@@ -353,10 +353,8 @@ class Batch:
             logits = self._forward(inputs, before)
             if self._draws.is_lazy:
                 flight = self._flight = self._drawn(inputs, logits)
-                yield ()
             else:
                 # The host reads the token before, and computes masks, during the pass.
-                yield ()
                 mx.async_eval(logits)
                 yield _landed(before)
                 flight = self._flight = self._drawn(inputs, logits)
@@ -366,15 +364,12 @@ class Batch:
                 self.drafting.see(self._rows, [1] * len(self._rows), self.caches.by_row)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
-            seconds = self.clock() - started
-            self.note_step(len(self._rows), seconds)
-            self._observe(len(self._rows), seconds)
+            rows, seconds = len(self._rows), self.clock() - started
+            self._note_step(rows, seconds)
+            if self.drafting is not None:
+                self.drafting.observe(rows, rows, seconds)
         elif self.drafting is not None:
             self.drafting.settle(self.clock() - started, waits + bool(drafts))
-
-    def _observe(self, tokens: int, seconds: float) -> None:
-        if self.drafting is not None:
-            self.drafting.observe(len(self._rows), tokens, seconds)
 
     def _forward(self, inputs: mx.array, before: _Flight | None) -> mx.array:
         """Return the logits [B, V] after one more token of each row, lazily."""
@@ -392,7 +387,6 @@ class Batch:
         logits = self.caches.take(self._network, attempt.inputs).astype(mx.float32)
         mx.async_eval(logits)
         drawn = self._draws.verify(logits, attempt)
-        yield ()
         mx.async_eval(*drawn.arrays)
         yield attempt.confirmed(drawn)
         drafting.learn(attempt.accepted)
@@ -401,7 +395,8 @@ class Batch:
         drafting.see(self._rows, attempt.kept, self.caches.by_row)
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
-        self._observe(self.caches.computed(attempt.column.counts), self.clock() - started)
+        computed = self.caches.computed(attempt.column.counts)
+        drafting.observe(len(self._rows), computed, self.clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.
