@@ -36,6 +36,14 @@ def test_caches_that_do_not_batch_have_no_merge(name):
     assert not hasattr(getattr(cache, name), "merge")
 
 
+@pytest.mark.parametrize("library", ["mlx_lm", "mlx_vlm"])
+def test_attention_takes_these_parameters(library):
+    base = pytest.importorskip(f"{library}.models.base")
+    attend = inspect.unwrap(base.scaled_dot_product_attention)
+    expected = ["queries", "keys", "values", "cache", "scale", "mask", "sinks"]
+    assert list(inspect.signature(attend).parameters) == expected
+
+
 def test_merging_copies_and_leaves_the_single_caches_as_they_were():
     single = cache.KVCache()
     single.update_and_fetch(mx.ones((1, 1, 3, 2)), mx.ones((1, 1, 3, 2)))

@@ -10,7 +10,7 @@ function that comes back here.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
@@ -647,10 +647,11 @@ def _over_latent(
 
 _NAME = "scaled_dot_product_attention"
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
-# Of upstream's function, after queries and keys.
-_PARAMETERS = ("values", "cache", "scale", "mask", "sinks")
 
 Attention: TypeAlias = Callable[..., Any]
+
+# Arrays or caches, ours or upstream's.
+_Kept: TypeAlias = Any
 
 
 def install() -> None:
@@ -660,22 +661,25 @@ def install() -> None:
 
 def _routed(upstream: Attention) -> Attention:
     @wraps(upstream)
-    def attend(queries: mx.array, keys: object, *rest: object, **named: object) -> mx.array:
-        given = dict(zip(_PARAMETERS, rest, strict=False)) | named
-        scale, sinks = cast(float, given["scale"]), cast(mx.array | None, given.get("sinks"))
-        mask = cast(mx.array | str | None, given.get("mask"))
-        match keys:
-            case RaggedKV() | LatestKV():
-                return keys.attend(queries, scale, mask, sinks)
-            case RowKV():
-                return attend_row(keys, queries, scale, mask, sinks)
-            case mx.array() if not hasattr(given["cache"], "bits"):
-                values = cast(mx.array, given["values"])
-                is_large = queries.size // queries.shape[-1] * keys.shape[2] >= DEVICE.attend_from
-                compute = DEVICE.attend if is_large else mx.fast.scaled_dot_product_attention
-                return compute(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-            case _:
-                return upstream(queries, keys, *rest, **named)
+    def attend(  # noqa: PLR0913 (upstream's parameters)
+        queries: mx.array,
+        keys: _Kept,
+        values: _Kept,
+        cache: _Kept,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        # Called in each layer of a pass: first the most frequent.
+        if isinstance(keys, mx.array) and not hasattr(cache, "bits"):
+            is_large = queries.size // queries.shape[-1] * keys.shape[2] >= DEVICE.attend_from
+            compute = DEVICE.attend if is_large else mx.fast.scaled_dot_product_attention
+            return compute(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        if isinstance(keys, RaggedKV | LatestKV):
+            return keys.attend(queries, scale, mask, sinks)
+        if isinstance(keys, RowKV):
+            return attend_row(keys, queries, scale, mask, sinks)
+        return upstream(queries, keys, values, cache, scale, mask, sinks)
 
     return attend
 
