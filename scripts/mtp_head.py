@@ -1,4 +1,4 @@
-"""Gives a tiny Qwen3.5, Qwen3-Next or Nemotron-H an MTP head, as in checkpoints of these."""
+"""Gives a tiny Qwen3.5, Qwen3-Next, Nemotron-H or GLM-5-Next an MTP head, as in checkpoints."""
 
 import json
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ FILE = "model.safetensors"
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "switch_mlp.fc2.weight")
 # Of two experts' matrices, the names in a module and in checkpoints.
 _EXPERTS = {"switch_mlp.fc1": "up_proj", "switch_mlp.fc2": "down_proj"}
+_GATED = ("gate_proj", "up_proj")
 # Of a Nemotron-H with a head, as changes to `tiny_models.build`.
 NEMOTRON: Mapping[str, Any] = {
     "num_nextn_predict_layers": 1,
@@ -46,7 +47,8 @@ def add_head(
     """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
-    text.setdefault("rope_parameters", {**_ROPE, "rope_theta": text["rope_theta"]})
+    if "rope_theta" in text:
+        text.setdefault("rope_parameters", {**_ROPE, "rope_theta": text["rope_theta"]})
     weights = mx.load(str(directory / FILE))
     head_config, head = _drawn_head(config, seed)
     if is_right:
@@ -55,7 +57,7 @@ def add_head(
         head[name] = mx.concatenate([mx.eye(width), mx.zeros((width, width))], axis=1)
         weights, head = without_blocks(weights), without_blocks(head)
     if apart is None:
-        weights |= {f"mtp.{name}": weight for name, weight in _unstacked(head).items()}
+        weights |= _beside(text, head)
     else:
         write(apart, head_config, head)
     write(directory, config, weights)
@@ -76,6 +78,38 @@ def without_blocks(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         name: mx.zeros_like(weight) if name.endswith(_OUTPUTS) else weight
         for name, weight in weights.items()
     }
+
+
+def _beside(text: Mapping[str, Any], head: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Return the weights of a head as they are in the checkpoint of its model."""
+    if text["model_type"] != "glm5_next_text":
+        return {f"mtp.{name}": weight for name, weight in _unstacked(head).items()}
+    layer = f"model.language_model.layers.{text['num_hidden_layers']}."
+    return {layer + name: weight for name, weight in _parted(head, text["q_lora_rank"]).items()}
+
+
+def _parted(head: dict[str, mx.array], queries: int) -> dict[str, mx.array]:
+    """Return the weights of a GLM-5-Next's head, each matrix apart, but keys and values as one.
+
+    Args:
+        queries: The rank of its queries.
+    """
+    found: dict[str, mx.array] = {}
+    pairs = {"qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "gate_up_proj": _GATED}
+    for name, weight in head.items():
+        own = name.removeprefix("mtp_block.").replace("shared_head_norm", "shared_head.norm")
+        joined = next((each for each in pairs if each in own), None)
+        if "switch_mlp" in own:
+            found |= {own.replace("switch_mlp", f"experts.{n}"): w for n, w in enumerate(weight)}
+        elif joined:
+            place = queries if joined == "qkv_a_proj" else weight.shape[0] // 2
+            parts = zip(pairs[joined], mx.split(weight, [place]), strict=True)
+            found |= {own.replace(joined, part): each for part, each in parts}
+        else:
+            found[own] = weight
+    keys, values = (found.pop(f"self_attn.{name}.weight") for name in ("embed_q", "unembed_out"))
+    both = mx.concatenate([keys.swapaxes(-1, -2), values], axis=1)
+    return found | {"self_attn.kv_b_proj.weight": both.reshape(-1, both.shape[-1])}
 
 
 def _unstacked(head: dict[str, mx.array]) -> dict[str, mx.array]:

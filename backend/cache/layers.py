@@ -182,7 +182,14 @@ class CounterLayer:
         cache.upcoming = [length]
 
 
-LayerKind: TypeAlias = PositionLayer | ReferenceLayer | WindowLayer | StateLayer | CounterLayer
+@dataclass(frozen=True, slots=True)
+class DerivedLayer:
+    """What the network makes anew from its other caches, which is not stored."""
+
+
+LayerKind: TypeAlias = (
+    PositionLayer | ReferenceLayer | WindowLayer | StateLayer | CounterLayer | DerivedLayer
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +209,10 @@ class Growth:
 
 Seen: TypeAlias = tuple[mx.array, mx.array, mx.array | None]
 """Keys and values [B, heads, positions, width], and a mask of them."""
+
+
+GoBack: TypeAlias = Callable[[Sequence[int]], None]
+"""Takes how many tokens of the latest pass each row keeps."""
 
 
 class Form(Enum):
@@ -234,7 +245,8 @@ class CacheClass:
         give_back: Drops the latest positions of each row, all from the latest pass; `None` if
             the cache cannot.
         keeps_positions: Whether every position is kept, so that any number can be given back.
-        is_state: Whether it has a state of fixed size in `cache`, replaced in every pass.
+        remember: Takes down a state before a pass. The returned function puts it back for each row
+            that keeps 0 of the tokens it took; a row keeps all or none. `None` without a state.
         form: Its keys and values, if rows in a batch may keep their own lengths; `None` leaves
             batches to its own `merge`.
         quantises: Tells whether a fresh one can be exchanged for a quantised one.
@@ -249,7 +261,7 @@ class CacheClass:
     growth: Callable[[UpstreamCache], Growth] = _grow_by_attributes
     give_back: Callable[[UpstreamCache, Sequence[int]], None] | None = None
     keeps_positions: bool = False
-    is_state: bool = False
+    remember: Callable[[UpstreamCache], GoBack] | None = None
     form: Form | None = None
     quantises: Callable[[UpstreamCache], bool] = lambda _: False
     refers: bool = False
@@ -267,6 +279,8 @@ def class_of(cache: UpstreamCache) -> CacheClass:
     name = kind.__name__ if is_shared else f"{kind.__module__}.{kind.__name__}"
     if known := CACHE_CLASSES.get(name):
         return known
+    if getattr(cache, "is_derived", False):
+        return _DERIVED
     return _COUNTER if getattr(cache, "counts_only", False) else _UNKNOWN
 
 
@@ -403,6 +417,11 @@ def _trim(cache: UpstreamCache, counts: Sequence[int]) -> None:
 def _roll(cache: UpstreamCache, counts: Sequence[int]) -> None:
     cache.prepare(right_padding=list(counts))
     cache.finalize()
+    keys = getattr(cache, "keys", None)
+    if keys is not None and keys.dtype == mx.bool_:
+        # Flags of positions, which upstream searches for the first: none may come round before it.
+        is_padding = mx.arange(keys.shape[2]) < cache.left_padding[:, None]
+        cache.keys = keys & ~is_padding[:, None, :, None]
 
 
 def _shorten(cache: UpstreamCache, counts: Sequence[int]) -> None:
@@ -458,6 +477,67 @@ def _count_back(cache: UpstreamCache, counts: Sequence[int]) -> None:
     cache.upcoming = [place - n for place, n in zip(cache.upcoming, counts, strict=True)]
 
 
+def _remember_arrays(cache: UpstreamCache) -> GoBack:
+    before = list(cache.cache)
+
+    def go_back(kept: Sequence[int]) -> None:
+        if not all(kept):
+            cache.cache = _chosen(kept, cache.cache, before)
+
+    return go_back
+
+
+_POOL_ARRAYS = ("buf_kv", "buf_gate")
+
+
+def _remember_pools(cache: UpstreamCache) -> GoBack:
+    before = {name: copy.copy(getattr(cache, name)) for name in (*_POOL_ARRAYS, "pooled")}
+    remainder = cache.remainder
+
+    def go_back(kept: Sequence[int]) -> None:
+        if not all(kept):
+            for name, array in before.items():
+                setattr(cache, name, array)
+            cache.remainder = remainder
+
+    return go_back
+
+
+_POOL_NUMBERS = ("remainder", "_pool_lengths", "_processed")
+
+
+def _remember_pools_of_rows(cache: UpstreamCache) -> GoBack:
+    """Return the way back for the rows of a batch; pools beyond a row's own number do not count."""
+    arrays = [copy.copy(getattr(cache, name)) for name in _POOL_ARRAYS]
+    numbers = {name: list(getattr(cache, name)) for name in _POOL_NUMBERS}
+
+    def go_back(kept: Sequence[int]) -> None:
+        if all(kept):
+            return
+        after = [getattr(cache, name) for name in _POOL_ARRAYS]
+        if arrays[0] is not None:
+            cache.buf_kv, cache.buf_gate = _chosen(kept, after, arrays)
+        for name, before in numbers.items():
+            columns = zip(kept, getattr(cache, name), before, strict=True)
+            setattr(cache, name, [new if n else old for n, new, old in columns])
+
+    return go_back
+
+
+def _chosen(
+    kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
+) -> list[mx.array | None]:
+    """Return the arrays of a state, with the earlier ones for rows that keep nothing of a pass."""
+    keeps = mx.array([n > 0 for n in kept])
+
+    def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
+        if new is None or old is None or not any(kept):
+            return old
+        return mx.where(keeps.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+    return [choose(new, old) for new, old in zip(after, before, strict=True)]
+
+
 def _row_layer(_cache: UpstreamCache, packing: Packing) -> LayerKind:
     is_packed = packing.bits is not None
     return PositionLayer(_read_row, _write_pair, packing) if is_packed else ReferenceLayer()
@@ -502,6 +582,11 @@ def _grow_with_groups(cache: UpstreamCache) -> Growth:
 
 _UNKNOWN = CacheClass()
 _COUNTER = CacheClass(kind=lambda *_: CounterLayer(), give_back=_count_back)
+_DERIVED = CacheClass(
+    kind=lambda *_: DerivedLayer(),
+    give_back=lambda cache, counts: cache.trim(max(counts)),
+    keeps_positions=True,
+)
 _ROW = CacheClass(
     kind=_row_layer,
     growth=_positions(_read_row),
@@ -531,10 +616,13 @@ CACHE_CLASSES: dict[str, CacheClass] = {
     ),
     "RotatingKVCache": CacheClass(kind=_window_layer, give_back=_shorten, latest=_latest_window),
     "ChunkedKVCache": CacheClass(kind=lambda *_: StateLayer(_read_chunk, _write_chunk)),
-    "ArraysCache": CacheClass(kind=_array_layer, is_state=True),
+    "ArraysCache": CacheClass(kind=_array_layer, remember=_remember_arrays),
     "PoolingCache": CacheClass(
-        kind=_state_of(("buf_kv", "buf_gate", "pooled"), ("remainder",)), growth=_grow_with_pools
+        kind=_state_of(("buf_kv", "buf_gate", "pooled"), ("remainder",)),
+        growth=_grow_with_pools,
+        remember=_remember_pools,
     ),
+    "BatchPoolingCache": CacheClass(remember=_remember_pools_of_rows),
     "mlx_lm.models.deepseek_v41.LayerCache": CacheClass(
         kind=_state_of(
             ("window", "compress_kv", "index_k", "pending_kv", "pending_gate"), ("offset",)

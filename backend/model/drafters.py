@@ -1,4 +1,4 @@
-"""Drafters of single families: the assistants of Gemma 4, and the MTP head of Nemotron-H."""
+"""Drafters of single families: Gemma 4's assistants, MTP heads of Nemotron-H and GLM-5-Next."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,6 +9,7 @@ import mlx.core as mx
 from mlx import nn
 
 from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.projections import Projections, projecting
 from backend.model.checkpoint.upstream import Network
 from backend.model.heads import (
     HeadWeights,
@@ -206,3 +207,87 @@ def _by_attention(blocks: Sequence[Network]) -> list[_Stage]:
     starts = [n for n, block in enumerate(blocks) if block.block_type == "*"]
     bounds = [0, *starts[1:], len(blocks)]
     return [_Stage(blocks[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def build_glm5_next(directory: Path, network: Network, form: HeadWeights) -> MtpNetwork:
+    """Return the MTP head of a GLM-5-Next, alone or with its model; weights stay on disk."""
+    from mlx_vlm.models.cache import CacheList, KVCache
+    from mlx_vlm.speculative.drafters import load_drafter
+
+    module, _ = load_drafter(str(directory), "mtp", lazy=True)
+    head, block = nn.Module(), module.pop("mtp_block")
+    head.pre_fc_norm_embedding, head.pre_fc_norm_hidden = module.pop("enorm"), module.pop("hnorm")
+    head.fc, head.norm = module.pop("eh_proj"), module.pop("shared_head_norm")
+    attention = block.self_attn
+    attention.__class__ = projecting(type(attention))
+    attention.indexer.__class__ = _with_kept_keys(type(attention.indexer))
+    head.layers = [_Unmasked(block)]
+    form.settle(head)
+
+    def layer_cache() -> CacheList:
+        # Of latents, of which of them are no padding, and of the keys and gates of pools.
+        return CacheList(KVCache(), KVCache(), KVCache(), Projections())
+
+    return MtpNetwork(head, network, layer_cache=layer_cache)
+
+
+class _Unmasked(nn.Module):  # type: ignore[misc]  # (MLX is untyped)
+    """A layer whose attention hides what comes later by itself."""
+
+    def __init__(self, block: Network) -> None:
+        super().__init__()
+        self.block = block
+
+    def __call__(self, states: mx.array, mask: object, cache: object) -> mx.array:
+        del mask
+        output: mx.array = self.block(states, cache=cache)
+        return output
+
+
+def _with_kept_keys(kind: type) -> type:
+    """Return a class of indexers that make all pools anew, so that a head can go back.
+
+    Upstream keeps the pools, and only the keys of one that is not full.
+    """
+
+    def call(self: Network, x: mx.array, *others: Any) -> mx.array:  # noqa: ANN401 (of upstream)
+        q_resid, padding, flags, keys, offset = others
+        pools = _Pools(keys, self.index_kpool)
+        output: mx.array = kind.__call__(self, x, q_resid, padding, flags, pools, offset)
+        return output
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+class _Pools:
+    """Upstream's interface of pools, over a cache of the keys and gates of all positions.
+
+    Attributes:
+        offset: The number of pools of a row, or those [B] of the rows of a batch.
+    """
+
+    def __init__(self, kept: Any, ratio: int) -> None:  # noqa: ANN401 (of upstream)
+        self._kept = kept
+        self._ratio = ratio
+        self.offset: int | mx.array = 0
+
+    def accumulate_windows(
+        self, keys: mx.array, gates: mx.array, _offset: object
+    ) -> tuple[mx.array, mx.array, int]:
+        """Append [B, T, n] and return those of all positions that fill a pool, and a 0."""
+        pair = self._kept.update_and_fetch(keys[:, None], gates[:, None])
+        count = pair[0].shape[2]
+        whole = count - count % self._ratio
+        padding = getattr(self._kept, "left_padding", None)
+        if padding is None:
+            self.offset = count // self._ratio
+            keys, gates = (each[:, 0, :whole] for each in pair)
+            return keys, gates, 0
+        self.offset = (count - padding) // self._ratio
+        places = mx.minimum(padding[:, None] + mx.arange(whole), count - 1)[..., None]
+        keys, gates = (mx.take_along_axis(each[:, 0], places, axis=1) for each in pair)
+        return keys, gates, 0
+
+    def update_and_fetch(self, pools: mx.array) -> mx.array:
+        """Return all pools [B, N, n], which these are."""
+        return pools

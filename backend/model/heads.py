@@ -633,12 +633,11 @@ def _build_of(module: str, name: str) -> Build:
     return build
 
 
-_NO_WAY_BACK = "the caches of its model keep what a rejected draft has written"
+_NO_WAY_BACK = "the caches of its model keep what a rejected draft has written in a batch"
 _IN_PIECES = "its model is refused: it answers otherwise where a prompt is fed in pieces"
 # Why drafters of mlx-vlm cannot be used, by their modules.
 _REFUSED = {
-    "glm5_next_mtp": _NO_WAY_BACK,
-    "qwen4_exp_mtp": f"{_NO_WAY_BACK} in a batch",
+    "qwen4_exp_mtp": _NO_WAY_BACK,
     "deepseek_v4_mtp": _IN_PIECES,
     "deepseek_v4_dspark": _IN_PIECES,
     "hy_v4_mtp": "its model is refused: it does not answer here as in mlx-vlm",
@@ -709,6 +708,13 @@ KINDS = (
         build=_build_of("drafters", "build_nemotron"),
         families=frozenset({"nemotron_h"}),
         prefix="mtp.",
+    ),
+    HeadKind(
+        name="MTP head",
+        is_alone=lambda config: config.get("model_type") == "glm5_next_mtp",
+        build=_build_of("drafters", "build_glm5_next"),
+        families=frozenset({"glm5_next"}),
+        prefix="model.language_model.layers.{layers}.",
     ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
     HeadKind(

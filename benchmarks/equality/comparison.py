@@ -49,7 +49,7 @@ class Subject:
 
     Attributes:
         name: Its name in reports.
-        family: A key of the tiny models, or of the tiny vision models.
+        family: A key of the tiny models, of the tiny vision models, or of the sweep's.
         options: Of its load.
         sees: Whether it gets images.
         draft: The family of its draft model, if it has one.
@@ -96,6 +96,7 @@ SUBJECTS = (
     Subject("qwen3_vl, pictures, draft model", "qwen3_vl", sees=True, draft="llama"),
     Subject("qwen3_5, MTP head", "qwen3_5", ("speculation:mtp",), head="mtp_head"),
     Subject("glm4_moe_lite, MTP head", "deepseek_v3", ("speculation:mtp",), head="nextn_head"),
+    Subject("glm5_next, MTP head", "glm5_next", ("speculation:mtp",), head="glm5_next_head"),
     Subject("llama, EAGLE-3 head", "llama", ("speculation:mtp",), head="eagle_head"),
     Subject("gemma3, EAGLE-3 head", "gemma3_text", head="eagle_head"),
     Subject("qwen3, DFlash", "llama", ("speculation:mtp",), head="dflash"),
@@ -114,6 +115,7 @@ HEADS: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
         "add_nextn",
         {"num_hidden_layers": 4, "model_type": "glm4_moe_lite"},
     ),
+    "glm5_next_head": ("mtp_head", "add_head", {}),
     "eagle_head": ("eagle_head", "add_eagle", {"num_hidden_layers": 6}),
     **{
         kind: (_BLOCKS, "add_block", {**shape, "num_hidden_layers": 4})
@@ -330,14 +332,16 @@ def _build(subject: Subject) -> None:
 
 def _build_with_head(subject: Subject) -> None:
     from scripts import tiny_models
+    from scripts.sweep.vision_models import build_vision_model
 
     if subject.directory.exists() or subject.drafter is None:
         return
+    build = tiny_models.build if subject.family in tiny_models.FAMILIES else build_vision_model
     script, name, changes = HEADS[subject.head]
     add = getattr(importlib.import_module(f"scripts.{script}"), name)
     kind = {"kind": subject.head} if script == _BLOCKS else {}
     part = subject.directory.with_suffix(".part")
-    tiny_models.build(subject.family, part, **changes)
+    build(subject.family, part, **changes)
     add(part, subject.drafter, is_right=True, **kind)
     part.rename(subject.directory)
 

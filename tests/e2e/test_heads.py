@@ -26,6 +26,7 @@ from scripts import tiny_vision
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head, write
 from scripts.nextn_head import add_nextn
+from scripts.sweep.vision_models import build_vision_model
 from scripts.tiny_drafters import GEMMA4, LAGUNA, MUSE, add_assistant, add_block
 from scripts.tiny_models import build
 
@@ -57,6 +58,7 @@ def models(tmp_path_factory):
     add_assistant(directory / "gemma", directory / "assistant", is_right=True)
     build("nemotron_h", directory / "nemotron", **NEMOTRON, hybrid_override_pattern=["M", "*"] * 4)
     add_head(directory / "nemotron", is_right=True)
+    add_head(build_vision_model("glm5_next", directory / "glm5_next"), is_right=True)
     build("qwen3", directory / "qwen3", num_hidden_layers=8)
     build("llama", directory / "muse_glimmer", **MUSE | {"num_hidden_layers": 8})
     build("llama", directory / "laguna_s", **LAGUNA | DEEP)
@@ -72,6 +74,7 @@ def models(tmp_path_factory):
         ("qwen3_next", {"DraftModel": "head", "Options": ["speculation:mtp"]}),
         ("glm", {}),
         ("nemotron", {}),
+        ("glm5_next", {"Options": ["speculation:mtp"]}),
         ("llama", {"DraftModel": "flat"}),
         ("llama", {"DraftModel": "nested", "Options": ["speculation:mtp"]}),
         ("gemma", {"DraftModel": "assistant", "Options": ["speculation:mtp"]}),
@@ -91,11 +94,12 @@ async def test_it_drafts_and_no_reply_changes(models, model, options):
         assert report.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*BLOCKS, "glm5_next"])
 async def test_a_stream_goes_on_with_it_when_the_engine_is_lost(models, kind):
     asked = pb.PredictOptions(Prompt="ba", Tokens=400, IgnoreEOS=True, Temperature=0.9, Seed=7)
-    options = {"DraftModel": str(models / kind), "Options": ["speculation:mtp"]}
-    async with served(models / BLOCKS[kind], **options) as backend:
+    head = {"DraftModel": str(models / kind)} if kind in BLOCKS else {}
+    options = {**head, "Options": ["speculation:mtp"]}
+    async with served(models / BLOCKS.get(kind, kind), **options) as backend:
         alone = await stream(backend.stub, undrafted(asked))
         assert (await goes_on_after_a_loss(backend, asked)).message == alone.message
         await stream(backend.stub, asked)
@@ -107,7 +111,7 @@ async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_mode
     plain, llama = tiny_models("qwen3_5"), tiny_models("llama")
     wide = add_head(build("qwen3_5", models / "wide", hidden_size=128), models / "wide_head")
     unusable = models / "unusable"
-    write(unusable, {"model_type": "glm5_next_mtp"}, {"norm.weight": mx.ones(4)})
+    write(unusable, {"model_type": "qwen4_exp_mtp"}, {"norm.weight": mx.ones(4)})
     refusals = [
         (plain, "", "speculation: .* brings no MTP head that can be used"),
         (plain, wide, "draft_model: .* is for states of 128 numbers, and the model has 64"),
@@ -117,7 +121,7 @@ async def test_what_is_no_head_of_the_model_is_refused_by_name(models, tiny_mode
         (
             llama,
             unusable,
-            r"draft_model: .* \(glm5_next_mtp\) cannot draft: the caches of",
+            r"draft_model: .* \(qwen4_exp_mtp\) cannot draft: the caches of",
         ),
         (llama, models / "dflash", "draft_model: .* num_target_layers is 8, and 2 here"),
         (llama, models / "assistant", "draft_model: the assistant is for a Gemma 4, and"),

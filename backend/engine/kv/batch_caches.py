@@ -9,6 +9,7 @@ import mlx.core as mx
 from backend.cache.kv import RowKV
 from backend.cache.layers import (
     Form,
+    GoBack,
     UpstreamCache,
     cache_bytes,
     cache_leaves,
@@ -139,7 +140,7 @@ class BatchCaches:
         self._column: Column | None = None
         self.ledger: Ledger | None = None
         self._taken: tuple[Sequence[int], Sequence[int]] = [], []
-        self._before: list[tuple[UpstreamCache, list[mx.array | None]]] = []
+        self._ways_back: list[GoBack] = []
 
     @property
     def nbytes(self) -> int:
@@ -189,9 +190,10 @@ class BatchCaches:
     ) -> mx.array:
         """Return the logits [B, width, V] of rows that are padded on the right."""
         lengths = list(map(len, inputs))
-        states = [leaf for leaf in cache_leaves(self.layers) if class_of(leaf).is_state]
-        self._before = [(leaf, list(leaf.cache)) for leaf in states]
-        padded_states = states if min(lengths) < width else ()
+        known = [(leaf, class_of(leaf).remember) for leaf in cache_leaves(self.layers)]
+        states = [(leaf, remember) for leaf, remember in known if remember]
+        self._ways_back = [remember(leaf) for leaf, remember in states]
+        padded_states = [leaf for leaf, _ in states] if min(lengths) < width else []
         for leaf in padded_states:
             leaf.prepare(lengths=lengths)
         padded = [[*tokens, *[tokens[-1]] * (width - len(tokens))] for tokens in inputs]
@@ -217,14 +219,13 @@ class BatchCaches:
             ValueError: A layer does not support it.
         """
         taken, counts = self._taken
-        before, self._before = self._before, []
+        ways_back, self._ways_back = self._ways_back, []
         partly = [0 < n < count for n, count in zip(kept, counts, strict=True)]
         given_back = [count - n for count, n in zip(taken, kept, strict=True)]
-        if any(given_back) and (not self.can_go_back or (before and any(partly))):
+        if any(given_back) and (not self.can_go_back or (ways_back and any(partly))):
             raise ValueError("these caches keep what they have taken")
-        if not all(kept):
-            for leaf, arrays in before:
-                leaf.cache = _chosen_states(kept, leaf.cache, arrays)
+        for go_back in ways_back:
+            go_back(kept)
         self.give_back(given_back)
 
     def _starting(self, network: Network) -> Network:
@@ -280,7 +281,7 @@ class BatchCaches:
             self._change(staying, arrivals)
         self.count = total
         leaves = list(cache_leaves(self.layers))
-        self.keeps_parts = not any(class_of(leaf).is_state for leaf in leaves)
+        self.keeps_parts = not any(class_of(leaf).remember for leaf in leaves)
         self.can_go_back = all(map(_can_go_back, leaves))
         self._is_ragged = all(isinstance(leaf, RaggedKV) for leaf in leaves)
 
@@ -377,21 +378,7 @@ def _merged(ragged: Mapping[Form, MakeRagged], *leaves: UpstreamCache) -> Upstre
 def _can_go_back(leaf: UpstreamCache) -> bool:
     """Tell whether a layer can return to what it was before the latest pass."""
     known = class_of(leaf)
-    return _keeps_positions(leaf) or known.is_state or known.give_back is not None
-
-
-def _chosen_states(
-    kept: Sequence[int], after: Sequence[mx.array | None], before: Sequence[mx.array | None]
-) -> list[mx.array | None]:
-    """Return the arrays of a state, with the earlier ones for rows that keep nothing of a pass."""
-    keeps = mx.array([n > 0 for n in kept])
-
-    def choose(new: mx.array | None, old: mx.array | None) -> mx.array | None:
-        if new is None or old is None or not any(kept):
-            return old
-        return mx.where(keeps.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return [choose(new, old) for new, old in zip(after, before, strict=True)]
+    return _keeps_positions(leaf) or known.remember is not None or known.give_back is not None
 
 
 _RAGGED: Mapping[Batching, Mapping[Form, type[RaggedKV]]] = {

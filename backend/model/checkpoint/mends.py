@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from backend.model.checkpoint.projections import keep_by_row
 from backend.model.checkpoint.upstream import Network
 
 # Upstream's own values.
@@ -416,6 +417,7 @@ _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_lm.models.minimax_m3_vl": _attend_row_by_row(_without_mask, _ATTENTION),
     "mlx_lm.models.nemotron_h": _end_states,
     "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
+    "mlx_vlm.models.glm5_next.glm5_next": keep_by_row,
     "mlx_vlm.models.granite4_vision.granite4_vision": _place_features,
     "mlx_vlm.models.hunyuan_vl.hunyuan_vl": _turn_attended_rows,
     "mlx_vlm.models.jina_vlm.jina_vlm": _turn_rows,

@@ -13,8 +13,9 @@ from backend.core.request import SamplingParams
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head
 from scripts.nextn_head import add_nextn
+from scripts.sweep.vision_models import build_vision_model
 from scripts.tiny_drafters import GEMMA4, LAGUNA, MUSE, add_assistant, add_block
-from scripts.tiny_models import build
+from scripts.tiny_models import FAMILIES, build
 
 pytestmark = pytest.mark.mlx
 
@@ -62,6 +63,7 @@ HEADS = {
         {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
     "nemotron_h": (add_head, "nemotron_h", NEMOTRON),
+    "glm5_next": (add_head, "glm5_next", {}),
     "gemma4": (add_assistant, "llama", GEMMA4),
     "gemma4_shared": (
         partial(add_assistant, has_clusters=True),
@@ -88,7 +90,8 @@ def pairs(tmp_path_factory):
         if (family, is_right) not in made:
             directory = tmp_path_factory.mktemp(family)
             add, base, changes = HEADS[family]
-            build(base, directory, **changes)
+            make = build if base in FAMILIES else build_vision_model
+            make(base, directory, **changes)
             head = directory if add is add_nextn else directory / "head"
             add(directory, None if add is add_nextn else head, is_right=is_right)
             made[family, is_right] = head_pair(directory, head)
@@ -105,6 +108,7 @@ def pairs(tmp_path_factory):
         *[("deepseek_v32", False), ("glm_moe_dsa", True), ("glm_moe_dsa_apart", True)],
         *[("llama", False), ("llama", True), ("gpt_oss", False)],
         *[("nemotron_h", False), ("nemotron_h", True)],
+        *[("glm5_next", False), ("glm5_next", True)],
         *[("gemma4", False), ("gemma4", True), ("gemma4_shared", False)],
         *[("dflash", False), ("dflash", True), ("hybrid_dflash", False), ("dflash2", True)],
         *[("dspark", True), ("gemma4_dspark", False), ("muse", True), ("laguna", True)],
@@ -145,7 +149,7 @@ def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, samplin
     )
 
 
-@pytest.mark.parametrize("family", [*KINDS, "glm_moe_dsa"])
+@pytest.mark.parametrize("family", [*KINDS, "glm_moe_dsa", "glm5_next"])
 def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     network, head = pairs(family, is_right=True)
     rng = random.Random(4)

@@ -91,11 +91,21 @@ def test_caches_of_chunks_keep_what_they_have_taken(networks):
     assert "keep what they have taken" in rows.fault(BatchPlan(), width=2, rows=[0])
 
 
-def test_rows_that_cannot_go_back_share_passes_all_the_same(tmp_path):
-    network = VisionNetwork(load_model(build_vision_model("glm5_next", tmp_path)))
-    rows = trial(network, lengths=trial_lengths({32}))
-    assert rows.fault(BatchPlan(Batching.PADDED)) is None
-    assert "keep what they have taken" in rows.fault(BatchPlan(Batching.PADDED), width=2)
+def test_pools_go_back_and_projections_are_kept_by_row(tmp_path):
+    """Upstream contract: it takes kept projections for those of other rows, as of mlx-vlm 0.7."""
+    model = load_model(build_vision_model("glm5_next", tmp_path))
+    lengths = trial_lengths({32})
+    assert "differ" in trial(VisionNetwork(model), lengths=lengths).fault(PADDED, width=9)
+    mend(model)
+    for each in (lengths, (4, 5, 6)):
+        rows = trial(VisionNetwork(model), lengths=each)
+        for width in (1, 3, 8, 9, 12):
+            assert rows.fault(PADDED, width=width) is None
+        assert rows.fault(PADDED, width=9, rows=[0]) is None
+    assert not rows.keeps_positions
+
+
+PADDED = BatchPlan(Batching.PADDED)
 
 
 def test_caches_without_merge_are_told():
