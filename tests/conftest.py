@@ -3,6 +3,7 @@
 import gc
 import importlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from nursery import Nursery, forked_engines
 
 from backend.engine import engine, processes
 from backend.engine.findings import FindingsStore
+from common.directories import NAME
 from scripts.faulty_rank import FAULTY_BOOT, VARIABLE
 
 # The same examples every time, however slow the machine is.
@@ -92,6 +94,11 @@ def _kept_findings(file: Path, path: Path | None = None) -> FindingsStore:
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state directory: servers that tests start share no memory with others of this user."""
     directory = tmp_path_factory.mktemp("state")
+    # Backends use the kernels that MLX has compiled here and in earlier runs: each takes a second.
+    kernels, temporary = Path(tempfile.gettempdir(), "mlx"), directory / NAME / "tmp"
+    kernels.mkdir(exist_ok=True)
+    temporary.mkdir(mode=0o700, parents=True)
+    (temporary / kernels.name).symlink_to(kernels)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(directory))
         yield directory
