@@ -62,6 +62,8 @@ MAX_RENDER_MEMORY_BYTES = 2**30
 # For its text, in characters.
 MAX_RENDER_BYTES = 64 * 2**20
 TEMPLATE_PROCESSES = 2  # started when they are needed
+# For a helper process to finish a job whose caller has gone: a new one takes as long to start.
+HELPER_GRACE_S = 1.5
 # For one long text, tokenised in a process of its own.
 MAX_ENCODE_CPU_S = 20
 MAX_ENCODE_MEMORY_BYTES = 4 * 2**30

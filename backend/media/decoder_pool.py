@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from backend.config import DECODE_PROCESSES, MAX_DECODE_CPU_S
+from backend.config import DECODE_PROCESSES, HELPER_GRACE_S, MAX_DECODE_CPU_S
 from backend.core.prompt import Medium
 from backend.errors import HelperLostError, InvalidRequestError, UnsupportedError
 from backend.media.container import needed
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
-_GRACE_S = 1.0
 MAX_ANSWER_BYTES = 2**24
 _KILLED = "the process that decodes media was killed twice: try again"
 
@@ -56,7 +55,7 @@ class DecoderProcesses:
             start: Starts one.
         """
         self._start = start
-        self._pool: HelperPool[HelperProcess] = HelperPool(count, grace_s=_GRACE_S)
+        self._pool: HelperPool[HelperProcess] = HelperPool(count, grace_s=HELPER_GRACE_S)
         self.close = self._pool.close
 
     def decode(self, medium: Medium, *, sampling_rate: int) -> Decoded:

@@ -160,7 +160,7 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_a_caller_that_leaves_takes_no_process_along(answers, monkeypatch):
     """Whenever it leaves: before its job, before the prompt, or before those of branches."""
-    monkeypatch.setattr("backend.model.text.isolated.template_pool.GRACE_S", 60.0)
+    monkeypatch.setattr("backend.model.text.isolated.template_pool.HELPER_GRACE_S", 60.0)
     left, received = threading.Event(), itertools.count(1)
     receive = TemplateProcess.answer
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from backend.config import MAX_ENCODE_CPU_S
+from backend.config import HELPER_GRACE_S, MAX_ENCODE_CPU_S
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
 from backend.model.text.isolated.encoding import (
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
-_GRACE_S = 1.0
 _MAX_ANSWER_BYTES = 2**30
 _KILLED = "the process that tokenises long texts was killed twice: try again"
 
@@ -63,7 +62,7 @@ class LongTexts:
         self._seconds = seconds
         self._tokenizer = tokenizer
         self._path = path
-        self._pool: HelperPool[HelperProcess] = HelperPool(1, grace_s=_GRACE_S)
+        self._pool: HelperPool[HelperProcess] = HelperPool(1, grace_s=HELPER_GRACE_S)
         self.idle = self._pool.idle
         weakref.finalize(self, kill_all, self.idle)
 

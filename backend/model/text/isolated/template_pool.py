@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from backend.config import MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
+from backend.config import HELPER_GRACE_S, MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
 from backend.core.prompt import Message, Tool
 from backend.errors import BackendError, HelperLostError, InvalidRequestError
 from backend.model.text.isolated.rendering_process import TEXT, Job
@@ -40,9 +40,6 @@ _ENDED = "the chat template ended its process: it takes too much memory, or time
 _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 
 log = logging.getLogger(__name__)
-
-# How long a process may finish a job whose caller has gone, before it is killed.
-GRACE_S = 0.25
 
 
 def start_process(number: int) -> subprocess.Popen[bytes]:
@@ -80,7 +77,7 @@ class TemplateProcesses:
         """
         # What earlier templates have left may be the reason for an end.
         self._pool: HelperPool[TemplateProcess] = HelperPool(
-            count, grace_s=GRACE_S, retries_ended=True
+            count, grace_s=HELPER_GRACE_S, retries_ended=True
         )
         self.idle = self._pool.idle
         self.close = self._pool.close
