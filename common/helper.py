@@ -50,13 +50,19 @@ def no_reader_required() -> None:
     """Go on although the caller may have gone."""
 
 
-def start_python(module: str, number: int, *, is_heard: bool = False) -> subprocess.Popen[bytes]:
+def start_python(
+    module: str, number: int, *, is_heard: bool = False, niceness: int = 0
+) -> subprocess.Popen[bytes]:
     """Start the `main` of a module with a file descriptor that it inherits.
 
     Args:
         is_heard: Whether its stderr is this process's.
+        niceness: How much lower its priority is than this process's, from its first import on.
     """
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main({number})"
+    code = (
+        f"import os, sys; os.nice({niceness}); sys.path[:] = {sys.path!r}; "
+        f"from {module} import main; main({number})"
+    )
     return tied(
         lambda descriptors: subprocess.Popen(  # noqa: S603 (our own program)
             [sys.executable, "-c", code],

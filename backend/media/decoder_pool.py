@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from backend.config import DECODE_PROCESSES, HELPER_GRACE_S, MAX_DECODE_CPU_S
+from backend.config import DECODE_PROCESSES, HELPER_GRACE_S, MAX_DECODE_CPU_S, MEDIA_NICENESS
 from backend.core.prompt import Medium
 from backend.errors import HelperLostError, InvalidRequestError, UnsupportedError
 from backend.media.container import needed
@@ -35,7 +35,7 @@ _KILLED = "the process that decodes media was killed twice: try again"
 
 def start_decoding(number: int) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
-    return start_python("backend.media.decoding_process", number)
+    return start_python("backend.media.decoding_process", number, niceness=MEDIA_NICENESS)
 
 
 def _new() -> HelperProcess:

@@ -3,7 +3,6 @@
 `decoder_pool` starts it. What a decoder takes too much of, or breaks, ends here.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias, assert_never
@@ -21,8 +20,6 @@ from common.machine_memory import trim
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Requests come first.
-NICENESS = 5
 # It ends when nobody has needed it for so long.
 IDLE_S = 300.0
 _BAND_BYTES = 2**20
@@ -72,7 +69,6 @@ Head: TypeAlias = Sound | Pictures | Refusal
 
 def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
-    os.nice(NICENESS)
     with suppress(ImportError):
         from backend.media import images  # noqa: F401 (its time is that of the start)
     limit_memory(MAX_DECODE_MEMORY_BYTES)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from backend.config import MAX_RENDER_BYTES
+from backend.config import LONG_JOB_MESSAGES, LONG_TEXT_NICENESS, MAX_RENDER_BYTES
 from backend.core.prompt import Message
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.hf_renderer import jinja_source
@@ -112,6 +113,40 @@ def test_others_run_while_a_template_holds_the_lock_of_python():
     assert turns > 10
 
 
+def test_short_conversations_do_not_wait_for_long_ones_which_yield_to_others():
+    condition = f"messages | length > {LONG_JOB_MESSAGES}"
+    endless = f"{{% if {condition} %}}{LOCKING}{{% endif %}}fine"
+    long, left = [QUESTION] * (LONG_JOB_MESSAGES + 1), threading.Event()
+
+    def render_long():
+        enter_work(left)
+        with pytest.raises(AbandonedError):
+            template.render(long, [], {})
+
+    with contextlib.closing(TemplateProcesses(1)) as processes:
+        template = IsolatedTemplate(JinjaSource(endless, endless, "{}"), processes=processes)
+        assert template.render([QUESTION], [], {}) == "fine"
+        threads = [threading.Thread(target=render_long) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert template.render([QUESTION], [], {}) == "fine"
+        (short,) = processes.idle
+        left.set()
+        for thread in threads:
+            thread.join()
+        assert template.render([QUESTION], [], {}) == "fine"
+        assert processes.idle == [short]
+
+
+def test_a_long_conversation_has_a_process_of_low_priority():
+    with contextlib.closing(TemplateProcesses(1)) as processes:
+        template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
+        assert template.render([QUESTION] * (LONG_JOB_MESSAGES + 1), [], {}) == "fine"
+        (short,), (long,) = processes.idle, processes.long_idle
+        mine, others = (os.getpriority(os.PRIO_PROCESS, each.pid) for each in (short, long))
+        assert others == mine + LONG_TEXT_NICENESS
+
+
 def test_a_process_that_was_killed_is_started_again_unseen():
     with contextlib.closing(TemplateProcesses(1)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
@@ -135,8 +170,8 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
     started = queue.SimpleQueue()
 
     class Mortal(TemplateProcess):
-        def __init__(self):
-            super().__init__()
+        def __init__(self, niceness):
+            super().__init__(niceness)
             started.put(self)
 
     def kill_two():

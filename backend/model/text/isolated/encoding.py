@@ -1,6 +1,5 @@
 """The process that tokenises long texts: `isolated.long_texts` starts it."""
 
-import os
 import pickle
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,8 +18,6 @@ from common.machine_memory import trim
 
 NUMBERS, REFUSAL = b"N", b"E"
 NUMBER_TYPE = "i"
-# Requests come first.
-NICENESS = 10
 # It ends when nobody has needed it for so long: its vocabulary takes 100 MB and more.
 IDLE_S = 300.0
 _TRIM_CHARS = 2**20
@@ -96,7 +93,6 @@ class _Encoder:
 
 def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
-    os.nice(NICENESS)
     limit_memory(MAX_ENCODE_MEMORY_BYTES)
     serve(descriptor, _Encoder().answers, idle_s=IDLE_S)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from backend.config import HELPER_GRACE_S, MAX_ENCODE_CPU_S
+from backend.config import HELPER_GRACE_S, LONG_TEXT_NICENESS, MAX_ENCODE_CPU_S
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
 from backend.model.text.isolated.encoding import (
@@ -45,7 +45,8 @@ _KILLED = "the process that tokenises long texts was killed twice: try again"
 
 def start_process(number: int) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
-    return start_python("backend.model.text.isolated.encoding", number)
+    module = "backend.model.text.isolated.encoding"
+    return start_python(module, number, niceness=LONG_TEXT_NICENESS)
 
 
 class LongTexts:

@@ -13,9 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from backend.config import HELPER_GRACE_S, MAX_RENDER_BYTES, MAX_RENDER_S, TEMPLATE_PROCESSES
+from backend.config import (
+    HELPER_GRACE_S,
+    LONG_JOB_BYTES,
+    LONG_JOB_MESSAGES,
+    LONG_TEXT_NICENESS,
+    MAX_RENDER_BYTES,
+    MAX_RENDER_S,
+    TEMPLATE_PROCESSES,
+)
 from backend.core.prompt import Message, Tool
 from backend.errors import BackendError, HelperLostError, InvalidRequestError
 from backend.model.text.isolated.rendering_process import TEXT, Job
@@ -42,17 +51,19 @@ _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 log = logging.getLogger(__name__)
 
 
-def start_process(number: int) -> subprocess.Popen[bytes]:
+def start_process(number: int, niceness: int = 0) -> subprocess.Popen[bytes]:
     """Start a process that takes its jobs from a file descriptor."""
-    return start_python("backend.model.text.isolated.rendering_process", number)
+    module = "backend.model.text.isolated.rendering_process"
+    return start_python(module, number, niceness=niceness)
 
 
 class TemplateProcess(HelperProcess):
     """One process that renders templates; used by one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int = 0) -> None:
         """Start the process."""
-        super().__init__(start_process, max_answer_bytes=_MAX_ANSWER_BYTES)
+        start = partial(start_process, niceness=niceness)
+        super().__init__(start, max_answer_bytes=_MAX_ANSWER_BYTES)
 
     def answer(
         self, deadline: float, require_reader: Callable[[], None] = require_caller
@@ -73,14 +84,10 @@ class TemplateProcesses:
         """Start with no process.
 
         Args:
-            count: Maximum number of processes.
+            count: Maximum number of processes, besides the one for long conversations.
         """
-        # What earlier templates have left may be the reason for an end.
-        self._pool: HelperPool[TemplateProcess] = HelperPool(
-            count, grace_s=HELPER_GRACE_S, retries_ended=True
-        )
-        self.idle = self._pool.idle
-        self.close = self._pool.close
+        self._pool, self._long_pool = _pool(count), _pool(1)
+        self.idle, self.long_idle = self._pool.idle, self._long_pool.idle
         self._has_started = False
         self._lock = threading.Lock()
 
@@ -103,10 +110,22 @@ class TemplateProcesses:
             AbandonedError: The caller has gone.
         """
         data, has_branches = pickle.dumps(job), bool(job.branches)
-        return self._pool.run(
-            TemplateProcess,
+        is_long = len(data) > LONG_JOB_BYTES or len(job.messages) > LONG_JOB_MESSAGES
+        pool, niceness = (self._long_pool, LONG_TEXT_NICENESS) if is_long else (self._pool, 0)
+        return pool.run(
+            lambda: TemplateProcess(niceness),
             lambda process: _Rendering(process, data, seconds, has_branches=has_branches),
         )
+
+    def close(self) -> None:
+        """Kill the idle processes."""
+        self._pool.close()
+        self._long_pool.close()
+
+
+def _pool(count: int) -> HelperPool[TemplateProcess]:
+    # What earlier templates have left may be the reason for an end.
+    return HelperPool(count, grace_s=HELPER_GRACE_S, retries_ended=True)
 
 
 class _Rendering:
