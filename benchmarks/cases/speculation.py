@@ -133,7 +133,11 @@ class Case:
 
 
 CASES = (
-    Case("text that repeats itself", repeating, {1: at_least(2.5), 8: at_least(1.5)}),
+    Case(
+        "text that repeats itself",
+        repeating,
+        {1: at_least(2.5), 8: at_least(1.5), 16: at_least(0.97)},
+    ),
     Case("required tool call", calling, {1: at_least(2.0)}, ends_by_itself=True),
     Case("free text", free, ALWAYS),
 )
