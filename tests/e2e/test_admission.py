@@ -16,7 +16,7 @@ from backend.pb import backend_pb2 as pb
 pytestmark = pytest.mark.mlx
 
 CODE = grpc.StatusCode
-CONTEXT = 220
+CONTEXT = 150
 GREEDY = {}
 SEEDED = {"Temperature": 1.0, "Seed": 5}
 
@@ -74,7 +74,7 @@ async def test_replies_are_the_same_when_requests_have_to_pause(
     ]
     free = await ask_crowds(tiny_models(family), crowds)
     assert "pauses" not in log.text
-    options = tight(networks(family), 150, rows=3)
+    options = tight(networks(family), 100, rows=3)
     seen = 0
 
     async def paused():
