@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -49,6 +49,8 @@ _NAMED = re.compile(
 )
 _CLOSERS = re.compile(r"\s*\)")
 _OBJECT = re.compile(r"\s*(\{)")
+# After a call that cannot be read, another begins after a bracket, not after words or a quote.
+_SET_OFF = re.compile(r"(?:[}\])][\s,;]*+\{?[\"']?|</[^<>\n]*>\s*+)\Z")
 _CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
 # Each failure may have read to the end of the block: after this many it is not a call.
 _MAX_FAILURES = 32
@@ -72,11 +74,13 @@ class _RepairedCall:
 
     Attributes:
         arguments: A JSON object.
+        begin: The place of its name, tag or brace.
         is_open: Whether the text ended before the arguments did.
     """
 
     name: str
     arguments: str
+    begin: int
     end: int
     reasons: tuple[str, ...] = ()
     is_open: bool = False
@@ -87,7 +91,8 @@ def _repaired_calls(
 ) -> list[_RepairedCall]:
     """Return the calls in a block, opener included, by the first dialect that finds any.
 
-    `is_cut` says that the reply ended before the block did.
+    Calls inside the arguments of another do not count. `is_cut` says that the reply ended before
+    the block did.
     """
     failures = iter(range(_MAX_FAILURES))
     quotes = _quotes(tool_format)
@@ -100,9 +105,34 @@ def _repaired_calls(
             calls = _literal_calls(quotes, text, names, failures)
         else:
             calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
-        if found := list(calls):
+        if found := _outer(tool_format, calls, text, names):
             return found
     return []
+
+
+def _outer(
+    tool_format: ToolFormat, calls: Iterable[_RepairedCall], raw: str, names: Names
+) -> list[_RepairedCall]:
+    """Return the calls that are not part of a value, which code and examples of calls may be."""
+    markup, starts = markup_of(tool_format), _starts(tool_format)
+    outer = []
+    end = 0
+    for call in calls:
+        gap = raw[end : call.begin]
+        after_start = starts.split(gap)[-1]
+        if _SET_OFF.search(gap) or not markup.has_words(after_start, names):
+            outer.append(call)
+            end = call.end
+    return outer
+
+
+@lru_cache
+def _starts(tool_format: ToolFormat) -> re.Pattern[str]:
+    """Return a pattern for the markers that calls begin after."""
+    dialects = (reading.dialect for reading in tool_format.readings)
+    named = (_call_markers(each)[0] for each in dialects if isinstance(each, NamedJson))
+    starts = (*tool_format.openers, *(start for start in named if len(start) > 1))
+    return re.compile("|".join(map(re.escape, starts)) or "(?!)")
 
 
 @lru_cache
@@ -149,14 +179,16 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[_
                 return
             position = raw.find("{", call.end if call else position + 1)
             continue
-        call = _call_of(found, names, is_doubtful=is_bare)
+        call = _call_of(found, position, names, is_doubtful=is_bare)
         if call is not None:
             yield call
         position = raw.find("{", found.end)
 
 
-def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> _RepairedCall | None:
-    """Return the call that an object represents, if any."""
+def _call_of(
+    found: Repaired, begin: int, names: Names, *, is_doubtful: bool
+) -> _RepairedCall | None:
+    """Return the call that an object, which begins there, represents, if any."""
     fields = found.members
     if fields.get("function", "").startswith("{"):
         fields = {**fields, **read_json(fields["function"], 0).members}
@@ -167,7 +199,7 @@ def _call_of(found: Repaired, names: Names, *, is_doubtful: bool) -> _RepairedCa
         given = _object_in(text)
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
-    return _RepairedCall(name, given, found.end, found.reasons, is_open=found.is_open)
+    return _RepairedCall(name, given, begin, found.end, found.reasons, is_open=found.is_open)
 
 
 def _text_in(value: str) -> str | None:
@@ -193,9 +225,8 @@ def _broken_object(raw: str, position: int, names: Names) -> _RepairedCall | Non
         arguments = read_json(raw, found.end())
     except NotJsonError:
         return None
-    return _RepairedCall(
-        name, arguments.text, arguments.end, ("a damaged object",), arguments.is_open
-    )
+    reasons = ("a damaged object",)
+    return _RepairedCall(name, arguments.text, position, arguments.end, reasons, arguments.is_open)
 
 
 def _named_calls(
@@ -223,8 +254,10 @@ def _named_calls(
                         return
                     begin = body.find("{", position)
                     continue
+                named = body.rfind(name, 0, begin)
                 yield _RepairedCall(
-                    name, found.text, offset + found.end, found.reasons, found.is_open
+                    *(name, found.text, offset + named, offset + found.end),
+                    *(found.reasons, found.is_open),
                 )
                 position, name = found.end, ""
             begin = body.find("{", position)
@@ -266,7 +299,8 @@ def _literal_calls(
         closer = _CLOSERS.match(raw, arguments.end)
         end = closer.end() if closer else arguments.end
         reasons = arguments.reasons or ("other brackets",)
-        yield _RepairedCall(name, arguments.text, end, reasons, arguments.is_open)
+        begin = found.start(1)
+        yield _RepairedCall(name, arguments.text, begin, end, reasons, arguments.is_open)
         position = end
 
 
@@ -275,15 +309,16 @@ def _tagged_calls(
 ) -> Iterator[_RepairedCall]:
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
-    for begin, end, is_closed in tags.calls(raw, names):
-        label, head_end = tags.name_at(raw, begin)
+    for begin, named, end, is_closed in tags.calls(raw, names):
+        label, head_end = tags.name_at(raw, named)
         name = offered_name(label, names)
         body = raw[head_end:end]
         types = names.parameter_types(name)
         if not (arguments := dict(tags.arguments(body, types.names))) and "{" in body:
             moved = head_end - len(name) - 1
-            for call in _named_calls(None, f"{name} {body}", names, failures):
-                yield replace(call, end=call.end + moved)
+            found = _named_calls(None, f"{name} {body}", names, failures)
+            for call in (each for each in found if each.name == name):
+                yield replace(call, begin=begin, end=call.end + moved)
             continue
         if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):
             return
@@ -292,7 +327,7 @@ def _tagged_calls(
             for key, (text, kind) in arguments.items()
         )
         text = f"{{{', '.join(fields)}}}"
-        yield _RepairedCall(name, text, end, ("tags",), is_open=not is_closed)
+        yield _RepairedCall(name, text, begin, end, ("tags",), is_open=not is_closed)
 
 
 def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
@@ -440,6 +475,9 @@ class RepairReader:
             return ReaderOutput(rest=rest)
         is_short = len(raw) <= _MAX_BLOCK_CHARS
         calls = _repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
+        if ledger.is_open and calls and calls[0].name != ledger.open_name:
+            # The text that was emitted as arguments contains no calls.
+            calls = [call for call in calls if call.begin >= self._unread]
         if not calls and not ledger.is_open:
             return self._given_up(end)
         deltas: list[Delta] = []

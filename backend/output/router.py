@@ -74,7 +74,8 @@ class _Block:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply; there may be a rest."""
-        if not truncated and self._is_in_sentence(is_last=True):
+        # The repairing reader, which alone has the whole text then, decides for itself.
+        if not (truncated or self.is_repaired) and self._is_in_sentence(is_last=True):
             return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
         is_unfinished = self._context.calls.is_open and not truncated

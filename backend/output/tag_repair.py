@@ -104,17 +104,23 @@ class TagWords:
         separator = rf"(?:{re.escape(head)})?" if head.startswith("<") else ""
         self._head_end = re.compile(rf"""["']*(?:\s+\w+="\w*")*\s*{self._tag_end}\s*{separator}""")
 
-    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, bool]]:
-        """Yield the start and end of each call, and whether it is closed."""
-        begins = [
-            found.end()
-            for found in self._call.finditer(raw)
-            if offered_name(_first_label(raw, found.end()), names)
-        ]
-        ends = [*begins[1:], len(raw)][: len(begins)]
-        for begin, limit in zip(begins, ends, strict=True):
-            found = self._call_end.search(raw, begin, limit)
-            yield begin, found.end() if found else limit, found is not None or limit < len(raw)
+    def calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, int, bool]]:
+        """Yield start, place of the name and end of each call, and whether it is closed."""
+        begins: list[re.Match[str]] = []
+        for found in self._call.finditer(raw):
+            is_inner = bool(begins) and self._is_in_value(raw[begins[-1].end() : found.start()])
+            if not is_inner and offered_name(_first_label(raw, found.end()), names):
+                begins.append(found)
+        limits = [*(found.start() for found in begins[1:]), len(raw)][: len(begins)]
+        for begin, limit in zip(begins, limits, strict=True):
+            end = self._call_end.search(raw, begin.end(), limit)
+            is_closed = end is not None or limit < len(raw)
+            yield begin.start(), begin.end(), end.end() if end else limit, is_closed
+
+    def _is_in_value(self, body: str) -> bool:
+        """Tell whether an argument begins at the end of a text, or no tag has ended it."""
+        begin = body.rfind(self._value_begin)
+        return begin >= 0 and not self._end.search(body, begin)
 
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments contains text."""
@@ -254,6 +260,13 @@ class _FormatMarkup:
 
     def removed(self, text: str) -> str:
         return self.pattern.sub(" ", text)
+
+    def has_words(self, text: str, names: Names) -> bool:
+        """Tell whether a text contains more than markup and the words before a name."""
+        syntax = self.syntax | NAMESPACES
+        words = [word.rstrip(":.") for word in _WORD.findall(self.removed(text))]
+        others = sum(word not in syntax for word in words) > self.words_before_name
+        return others or any(offered_name(word, names) for word in _WORD.findall(text))
 
     def without_strays(self, text: str) -> str:
         """Remove leading punctuation and markers from text that follows a call."""

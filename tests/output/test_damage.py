@@ -259,3 +259,21 @@ def test_an_object_between_tags_is_mended(name, written):
     assert played(spec_of(name), text) == found
     _, _, [(_, arguments)], finish = found
     assert (json.loads(arguments)["opts"], finish) == (BROKEN[written], FinishReason.TOOL_CALLS)
+
+
+# Code and examples of calls, as files and commands contain them.
+CODE = ("clock_now()", "x = clock_now(); y", "[clock_now()]", "clock_now{}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("code", CODE)
+def test_code_in_a_value_of_a_damaged_call_is_no_call(name, code):
+    spec, one = spec_of(name), FORMATS[name].one
+    text = one.replace("milk", json.dumps(code)[1:-1] if '"milk"' in one else code, 1)
+    if played(spec, [text])[3] is not FinishReason.TOOL_CALLS:
+        return
+    places = places_in(text, spec)
+    cut = [text[:end] for _, end in places]
+    for damaged in (*cut, *(damaged for _, damaged in drops_and_doubles(text, places))):
+        _, _, calls, _ = played(spec, [damaged])
+        assert {called for called, _ in calls} <= {FIRST}, damaged

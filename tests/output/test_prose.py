@@ -200,3 +200,21 @@ def test_a_whole_call_in_code_is_a_quotation():
     text = "Ok:\n\n" + call.replace("{}", "")
     reply = golden.play(ReplySpec(format=pair, tools=TOOLS), [text])
     assert golden.named_calls(reply) == (("Bash", '{"command": "ls"}'),)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", 'Ok: [TOOL_CALLS]\'Bash[ARGS]{"command": "ls"}'),
+        (
+            "command_r_plus",
+            'Ok: Action:\n````json\n[{"tool_name": "Bash", "parameters": {"command": "ls"}}]```',
+        ),
+    ],
+)
+def test_a_damaged_call_after_words_is_read_however_it_is_cut(name, text):
+    pair = golden.named_format(name, "none")
+    for chunks in ([text], text, cut_randomly(text, "7")):
+        reply = golden.play(ReplySpec(format=pair, tools=TOOLS), chunks)
+        calls = golden.named_calls(reply)
+        assert (reply.content, calls) == ("Ok: ", (("Bash", '{"command": "ls"}'),))
