@@ -11,7 +11,7 @@ from drafting import (
     requests_of_one_prefix,
     require_same_as_they_come_and_go,
 )
-from engine_driver import VOCAB, Driver, make_request, prompt_of
+from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
 from wrapped_network import CountingNetwork, WrappedNetwork
 
 from backend.config import SpeculationOptions, TuningOptions
@@ -64,11 +64,13 @@ def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
-def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family):
-    network, requests = networks(family), requests_of_one_prefix(3, 24, 20)
+def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family, caplog):
+    network, requests = networks(family), requests_of_one_prefix(3, 16, 20)
     expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
-    driver = Driver(network, pass_seconds=FREE, max_slots=6, max_kv_bytes=400_000)
+    budget = room_for(network, 60, rows=4)
+    driver = Driver(network, pass_seconds=FREE, max_kv_bytes=budget, expected_tokens=1)
     require_same_as_they_come_and_go(driver, requests, expected)
+    assert "pauses at" in caplog.text
     assert driver.loop.status().metrics["accepted_tokens"] > 50
 
 
