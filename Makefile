@@ -42,7 +42,8 @@ demo: $(RUNTIME) ## Run the main job on the embedded model: thought, tool call, 
 	$(PYTHON) -m backend.cli demo
 
 # Hundreds of processes import the same modules: compile them once.
-PYTEST = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --ignore tests/real
+CACHED = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON)
+PYTEST = $(CACHED) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --ignore tests/real
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
@@ -121,7 +122,7 @@ sweep: install ## Try every family of both libraries, tiny, and write docs/refer
 	$(PYTHON) -m scripts.sweep --write $(FAMILIES)
 
 soak: install ## Ten minutes with 32 clients of every kind that leave, time out and send nonsense; SOAK_FLAGS='--kill-every 5 --replace-every 10 --small-disk'
-	$(PYTHON) -m benchmarks.soak $(SOAK_FLAGS)
+	$(CACHED) -m benchmarks.soak $(SOAK_FLAGS)
 
 speculation-equality: install ## Compare 100,000 tokens with and without drafts, in 15 families; EQUALITY_FLAGS='--tokens 5000 --only llama'
 	$(PYTHON) -m benchmarks.equality $(EQUALITY_FLAGS)
