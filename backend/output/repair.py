@@ -254,11 +254,8 @@ def _named_calls(
                         return
                     begin = body.find("{", position)
                     continue
-                named = body.rfind(name, 0, begin)
-                yield _RepairedCall(
-                    *(name, found.text, offset + named, offset + found.end),
-                    *(found.reasons, found.is_open),
-                )
+                named, stop = offset + body.rfind(name, 0, begin), offset + found.end
+                yield _RepairedCall(name, found.text, named, stop, found.reasons, found.is_open)
                 position, name = found.end, ""
             begin = body.find("{", position)
         offset += len(part) + len(start)
