@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
+from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
+from backend.formats.thoughts import THINK
 
 Turn: TypeAlias = Mapping[str, JsonValue]
 
@@ -560,11 +562,21 @@ def _spelled(turn: Turn) -> Turn:
     if not (calls := calls_of(turn)):
         return turn
     functions = [call["function"] for call in calls if isinstance(call, Mapping)]
-    lines = [json.dumps(function, ensure_ascii=False) for function in functions]
+    lines = [escape_marks(json.dumps(function, ensure_ascii=False)) for function in functions]
     content = turn["content"]
     text = [content] if isinstance(content, str) and content else []
     others = {key: value for key, value in turn.items() if key != "tool_calls"}
     return {**others, "content": PARAGRAPH.join([*text, "\n".join(lines)])}
+
+
+def escape_marks(text: str) -> str:
+    """Return JSON of the same value, of which templates and readers of calls drop no part.
+
+    Many a template drops all of a reply before the last end of a thought.
+    """
+    for mark in (THINK.end, HERMES_OPENER, HERMES_CLOSER):
+        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
+    return text
 
 
 def _is_text(turn: Turn) -> bool:

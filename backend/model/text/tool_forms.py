@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
 from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
-from backend.model.text.conversation import CallStyle, Turn, to_turns
+from backend.model.text.conversation import CallStyle, Turn, escape_marks, to_turns
 from backend.model.text.renderer import Renderer, RenderError, Schema, render
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -50,11 +50,11 @@ def with_written_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> li
 
 
 def written_call(call: ToolCall) -> str:
-    """Return a call as text, with its arguments unchanged if they are an object."""
+    """Return a call as text, with its arguments as they are if they are an object without marks."""
     arguments = call.arguments if call.arguments.strip() else "{}"
     if not _is_object(arguments):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    name = json.dumps(call.name, ensure_ascii=False)
+    arguments, name = escape_marks(arguments), json.dumps(call.name, ensure_ascii=False)
     return f'{HERMES_OPENER}\n{{"name": {name}, "arguments": {arguments}}}\n{HERMES_CLOSER}'
 
 

@@ -13,6 +13,8 @@ from backend.core.step import ToolCallDelta
 from backend.errors import InvalidRequestError
 from backend.formats import objects
 from backend.formats.format import NO_REASONING, FormatEvidence
+from backend.formats.thoughts import THINK
+from backend.model.text.conversation import CallStyle, forms_of, spell_calls, to_turns
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tool_forms import with_written_tools, written_call
 from backend.output.detection import detect
@@ -74,6 +76,26 @@ def test_calls_and_results_are_text_in_the_order_of_the_calls():
             "<tool_response>\nsun in Rome\n</tool_response>"
         ),
     )
+
+
+@pytest.mark.parametrize("mark", [THINK.end, objects.HERMES_OPENER, objects.HERMES_CLOSER])
+def test_no_mark_in_an_argument_cuts_a_call_or_those_before_it(mark):
+    text = f"a \\ b{mark}{mark} \\{mark}<b>"
+    calls = [
+        ToolCall(call_id=city, name="weather", arguments=json.dumps({"city": city}))
+        for city in ("Oslo", text)
+    ]
+    turn = Message(role="assistant", tool_calls=tuple(calls))
+    _, written = with_written_tools([turn], [WEATHER])
+    _, spelled = forms_of(to_turns([QUESTION, turn], CallStyle()), [spell_calls])
+    assert mark not in spelled[1]["content"]
+    assert THINK.end not in written.content
+    lines = [line for line in written.content.splitlines() if line.startswith("{")]
+    for found in (lines, spelled[1]["content"].splitlines()):
+        assert [json.loads(line)["arguments"] for line in found] == [
+            {"city": "Oslo"},
+            {"city": text},
+        ]
 
 
 def test_media_stay_in_their_places():
