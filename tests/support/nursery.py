@@ -101,9 +101,9 @@ class Nursery:
         words = ["--parent", str(os.getpid()), *arguments]
         return Forked(arguments, lambda: self._fork("rank", words, inherited))
 
-    def start_template(self, number: int) -> subprocess.Popen:
-        if _fixed(os.environ) != self._environment:
-            return self._starts[TEMPLATES](number)
+    def start_template(self, number: int, niceness: int = 0) -> subprocess.Popen:
+        if niceness or _fixed(os.environ) != self._environment:
+            return self._starts[TEMPLATES](number, niceness)
         return Forked([], lambda: self._fork("template", [], [number]))
 
     def _replace(self, name: str, start: Callable[..., subprocess.Popen]) -> None:
