@@ -12,6 +12,7 @@ from backend.config import CPU_COMPILES_FROM
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
 from backend.cpu.whole_attention import attend_part, attend_quantised, attend_whole, spread
+from backend.model import cuda
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
 
@@ -35,7 +36,10 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         kind: Metal and CUDA are `mx.gpu`; `None` is the one that MLX computes on.
     """
     if (kind or mx.default_device()) != mx.Device(mx.cpu):
-        device.adapt_to(mx.device_info())
+        info = mx.device_info()
+        device.adapt_to(info)
+        if "compute_capability_major" in info:
+            cuda.install(device)
         return
     device.blocks_dispatch = True
     device.prepare = _prepare

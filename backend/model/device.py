@@ -62,6 +62,14 @@ def _log_sum_exp(numbers: mx.array) -> mx.array:
     return mx.logsumexp(numbers, axis=-1, keepdims=True)
 
 
+_MATRIX = 2
+
+
+def is_for_all_heads(mask: mx.array | str | None) -> bool:
+    """Tell whether a mask hides the same positions from all heads."""
+    return not isinstance(mask, mx.array) or mask.ndim <= _MATRIX or mask.shape[-3] == 1
+
+
 AttendPart: TypeAlias = Callable[
     [mx.array, mx.array, mx.array, float, mx.array | None],
     tuple[mx.array, mx.array, mx.array] | None,
@@ -82,68 +90,43 @@ def _choose_no_threads(_limit: int | None) -> Threads | None:
     return None
 
 
-# MLX has a kernel of its own for so few queries without a mask.
-_VECTOR_QUERIES = 3
-# 128 MiB of scores in float32.
-_MOST_SCORES = 2**25
-_MATRIX = 2
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The keys and values that one query of each row sees, in several arrays.
 
-
-def attend_unplanned(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    *,
-    scale: float,
-    mask: mx.array | str | None,
-    sinks: mx.array | None,
-) -> mx.array:
-    """Return what `mx.fast.scaled_dot_product_attention` does, without a plan of cuDNN.
-
-    On CUDA MLX's function makes a plan for every new pair of lengths: 40 to 60 ms on an H100, and
-    630 to 740 ms with a mask that is an array. That is more than the pass of a short prompt, and
-    hardly two prompts have the same length. Large passes are left to it.
-
-    Args:
-        queries: [rows, heads, width, head width].
-        keys: [rows, kv heads, positions, head width].
-        values: [rows, kv heads, positions, value width].
-        mask: As MLX's function takes it.
-        sinks: [heads] scores of an empty position.
+    Attributes:
+        sources: Keys and values [places, kv heads, positions, width] each.
+        table: [rows, pieces, 3] int32: of each piece of a row, in order, its source, its place in
+            it, and the number of its first positions; a row with fewer pieces has empty ones.
+        longest: The most positions of a row.
+        is_even: Whether all rows have the same number, in order in one source.
     """
-    rows, heads, width, head_width = queries.shape
-    kv_heads, positions = keys.shape[1:3]
-    is_large = rows * heads * width * positions > _MOST_SCORES
-    has_kernel = width == 1 or (width <= _VECTOR_QUERIES and not isinstance(mask, mx.array))
-    if is_large or has_kernel or sinks is not None or not is_for_all_heads(mask):
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
-        )
-    flat = (queries.astype(mx.float32) * scale).reshape(rows, kv_heads, -1, head_width)
-    scores = flat @ keys.astype(mx.float32).swapaxes(-1, -2)
-    by_head = scores.reshape(rows, kv_heads, heads // kv_heads, width, positions)
-    if mask is not None:
-        by_head = _masked(by_head, mask)
-    weights = mx.softmax(by_head, axis=-1).astype(values.dtype).reshape(scores.shape)
-    return (weights @ values).reshape(rows, heads, width, -1)
+
+    sources: Sequence[Sequence[mx.array]]
+    table: mx.array
+    longest: int
+    is_even: bool
 
 
-def is_for_all_heads(mask: mx.array | str | None) -> bool:
-    """Tell whether a mask hides the same positions from all heads."""
-    return not isinstance(mask, mx.array) or mask.ndim <= _MATRIX or mask.shape[-3] == 1
+class AttendPieces(Protocol):
+    """Computes the attention of one query per row."""
 
+    def __call__(
+        self,
+        queries: mx.array,
+        pieces: Pieces,
+        *,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> mx.array | None:
+        """Return the attention [rows, heads, 1, width]; `None` leaves it to others.
 
-def _masked(scores: mx.array, mask: mx.array | str) -> mx.array:
-    """Apply a mask to scores [rows, kv heads, repeats, width, positions]."""
-    width, positions = scores.shape[-2:]
-    if isinstance(mask, str):
-        mask = mx.arange(positions) <= mx.arange(positions - width, positions)[:, None]
-    elif mask.ndim > _MATRIX:
-        # Of rows, and of one head.
-        mask = mask.reshape(-1, 1, 1, *mask.shape[-2:])
-    if mask.dtype != mx.bool_:
-        return scores + mask
-    return mx.where(mask, scores, mx.finfo(mx.float32).min)
+        Args:
+            queries: [rows, heads, 1, width].
+            window: The number of latest positions that are seen; `None` is all.
+            sinks: [heads] scores of an empty position.
+        """
 
 
 @dataclass(slots=True)
@@ -164,6 +147,7 @@ class Device:
             kv heads, positions, head width] and values, given the scale and a mask [rows, 1, width
             or 1, positions]: the sums of values weighted by `exp(score - top)`, the largest scores
             `top`, and the sums of the weights. `None` leaves it to MLX.
+        attend_pieces: `None` if the device has no kernel for it.
         attend_quantised: Attention of queries to words, scales and biases of keys and of values,
             given the scale, mask and bits. `None` leaves it to MLX.
         choose_threads: Begins to choose threads, given the maximum (`None` is one per core);
@@ -184,6 +168,7 @@ class Device:
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
     attend_from: float = math.inf
     attend_part: AttendPart = _leave_to_mlx
+    attend_pieces: AttendPieces | None = None
     attend_quantised: AttendQuantised = _leave_to_mlx
     choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
     turns_per_clear: int = 256
@@ -197,8 +182,6 @@ class Device:
         if "resource_limit" in info:
             self.pass_limit_s = METAL_PASS_S
             self.max_arrays = int(info["resource_limit"])
-        if "compute_capability_major" in info:
-            self.attend, self.attend_from = attend_unplanned, 0
 
 
 DEVICE = Device()

@@ -22,6 +22,8 @@ OURS, RAW, UPSTREAM = "this backend", "raw mlx-lm", "mlx-lm's server"
 DEFAULT_RUNS = 3
 # Hardly two prompts have the same length, and on CUDA each new length has its price.
 PROMPT_TOKENS = range(64, 128)
+# Prompts of agents: their keys lie in the prompt cache.
+AGENT_TOKENS = range(2000, 2064)
 NEW_TOKENS = 128
 LONG_PROMPT_TOKENS = 8000
 
@@ -33,6 +35,7 @@ class Task:
     name: str
     samplings: tuple[Sampling, ...]
     target: Target
+    prompt_tokens: range = PROMPT_TOKENS
 
     @property
     def is_greedy(self) -> bool:
@@ -43,6 +46,8 @@ class Task:
 TASKS = (
     Task("one stream", (GREEDY,), at_least(0.98)),
     Task("eight streams", (GREEDY,) * 8, at_least(1.0)),
+    Task("one stream on 2,000 tokens", (GREEDY,), at_least(0.98), AGENT_TOKENS),
+    Task("eight streams on 2,000 tokens", (GREEDY,) * 8, at_least(1.0), AGENT_TOKENS),
     Task("eight streams, mixed sampling", MIXED, at_least(1.2)),
     Task("32 streams", (GREEDY,) * 32, at_least(1.0)),
 )
@@ -82,7 +87,7 @@ async def _speeds(
         measured = {name: run for name, run in runs.items() if task.is_greedy or name != UPSTREAM}
         samples: dict[str, list[float]] = {name: [] for name in measured}
         for run in range(min(settings.runs, DEFAULT_RUNS) + 1):
-            lengths = rng.choices(PROMPT_TOKENS, k=len(task.samplings))
+            lengths = rng.choices(task.prompt_tokens, k=len(task.samplings))
             prompts = [await server.new_prompt(length) for length in lengths]
             workload = Workload(tuple(prompts), task.samplings, NEW_TOKENS)
             for name, speed in (await run_in_turn(measured, workload)).items():

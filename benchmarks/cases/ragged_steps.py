@@ -49,10 +49,12 @@ class Mix:
     Attributes:
         shared: Positions of their common prefix.
         own: Positions of each row after it.
+        is_apart: Whether each row has another prefix of this length, in the prompt cache as well.
     """
 
     shared: int
     own: Sequence[int]
+    is_apart: bool = False
 
     @property
     def lengths(self) -> list[int]:
@@ -86,15 +88,19 @@ class Rows:
         """Return caches of rows that use one prefix in place, in nodes of the prompt cache."""
         if not mix.shared:
             return [self.caches(tokens) for tokens in mix.own]
-        nodes = [
-            min(MAX_NODE_TOKENS, mix.shared - start)
-            for start in range(0, mix.shared, MAX_NODE_TOKENS)
-        ]
+        if mix.is_apart:
+            return [self._after(self._prefix(mix.shared), tokens) for tokens in mix.own]
+        prefix = self._prefix(mix.shared)
+        return [self._after(prefix, tokens) for tokens in mix.own]
+
+    def _prefix(self, tokens: int) -> list[list[Part]]:
+        starts = range(0, tokens, MAX_NODE_TOKENS)
+        nodes = [min(MAX_NODE_TOKENS, tokens - start) for start in starts]
         prefix = [[Part(_random(like, n), n) for n in nodes] for like in self._probe]
         mx.eval([part.arrays for parts in prefix for part in parts])
-        return [self._behind(prefix, tokens) for tokens in mix.own]
+        return prefix
 
-    def _behind(self, prefix: Sequence[Sequence[Part]], tokens: int) -> Caches:
+    def _after(self, prefix: Sequence[Sequence[Part]], tokens: int) -> Caches:
         caches = [RowKV() for _ in prefix]
         for cache, parts, like in zip(caches, prefix, self._probe, strict=True):
             cache.parts = tuple(parts)
@@ -123,7 +129,9 @@ class Ours:
         for number, (caches, tokens) in enumerate(zip(rows, mix.lengths, strict=True)):
             batch.add(_row(str(number), caches, tokens))
         step_ms = _median_ms(lambda: list(batch.step()))
-        return step_ms, batch.cache_bytes() + mix.shared * self._rows.bytes_per_token
+        prefixes = len(mix.own) if mix.is_apart else 1
+        stored = prefixes * mix.shared * self._rows.bytes_per_token
+        return step_ms, batch.cache_bytes() + stored
 
 
 class Upstream:

@@ -62,7 +62,7 @@ async def test_what_was_evicted_from_memory_comes_back_from_disk(networks, tmp_p
             # Until the disk's thread has written all of it, a read goes first and misses it.
             stored = driver.loop.status().metrics["prompt_cache.bytes"]
             driver.loop.prefixes.rest()
-            await until(lambda: written_bytes(driver) >= stored)
+            await until(lambda stored=stored: written_bytes(driver) >= stored)
     assert driver.loop.status().metrics["prompt_cache.evictions"] > 0
     request = make_request("again", prompts[0])
     outcome = driver.run(request)[0]

@@ -9,7 +9,7 @@ function that comes back here.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
@@ -20,7 +20,7 @@ from backend.cache.layers import UpstreamCache, class_of
 from backend.engine.kv.ledger import Ledger, Recipe, Source
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 from backend.model.checkpoint.upstream import reroute
-from backend.model.device import DEVICE
+from backend.model.device import DEVICE, Pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,9 @@ class RaggedKV:
     Each row is written at its end. Positions after its end are never read, and overwritten.
     """
 
+    # Whether its arrays are the keys and the values, as they are.
+    _is_plain = True
+
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
         """Start without rows.
 
@@ -310,11 +313,27 @@ class RaggedKV:
     def _attend_spans(self, queries: mx.array, terms: _Terms) -> mx.array:
         """Return the attention of as many tokens of each row."""
         current = self.current
+        if self._is_plain and (found := self._attend_pieces(queries, terms)) is not None:
+            return found
         outputs = [self._attention(queries, span, terms) for span in current.plain]
         if current.referring:
             partials = self._partials(queries, terms)
             outputs.append(merged(partials, terms.sinks, queries.dtype))
         return current.in_order(outputs)
+
+    def _attend_pieces(self, queries: mx.array, terms: _Terms) -> mx.array | None:
+        """Return the attention of one token of each row, if the device computes it at once."""
+        if self.current.width > 1 or DEVICE.attend_pieces is None:
+            return None
+        seen = self.current.seen
+        sources = [
+            self.buffers[each] if isinstance(each, Group) else self._references[each]
+            for each in seen.sources
+        ]
+        pieces = Pieces(sources, seen.table, seen.longest, seen.is_even)
+        return DEVICE.attend_pieces(
+            queries, pieces, scale=terms.scale, window=terms.window, sinks=terms.sinks
+        )
 
     def _attend_wide(self, queries: mx.array, row: WideRow, terms: _Terms) -> mx.array:
         """Return the attention [1, heads, count, value width] of a row with several tokens."""
@@ -508,6 +527,8 @@ _PARTS = 3
 class QuantizedKV(RaggedKV):
     """Quantised keys and values: words, scales and biases of each."""
 
+    _is_plain = False
+
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
         super().__init__(ledger, like)
         self._packing = {"group_size": like.group_size, "bits": like.bits}
@@ -645,6 +666,9 @@ def _over_latent(
     return mx.fast.scaled_dot_product_attention(queries, keys, keys, scale=scale, mask=scores)
 
 
+# Rows alternate, and each step of a row has another table.
+_KNOWN_TABLES = 16
+
 _NAME = "scaled_dot_product_attention"
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
 
@@ -697,6 +721,12 @@ def attend_row(
     """
     width = queries.shape[2]
     seen = mask if isinstance(mask, mx.array) else None
+    if width == 1 and seen is None and DEVICE.attend_pieces is not None:
+        found = DEVICE.attend_pieces(
+            queries, _pieces_of(row), scale=scale, window=None, sinks=sinks
+        )
+        if found is not None:
+            return found
     if seen is None and width > 1:
         latest = mx.arange(row.offset - width, row.offset)[:, None]
         seen = mx.arange(row.offset) <= latest
@@ -707,3 +737,17 @@ def attend_row(
     pieces = [(part.tokens, part.cut()) for part in row.parts]
     pieces.append((row.tail, row.tail_arrays()))
     return over_pieces(queries, pieces, scale, visible, sinks)
+
+
+def _pieces_of(row: RowKV) -> Pieces:
+    pieces = [(part.arrays, part.tokens) for part in row.parts]
+    if row.tail and row.keys is not None and row.values is not None:
+        pieces.append(((row.keys, row.values), row.tail))
+    table = _table_of(*(tokens for _, tokens in pieces))
+    return Pieces([arrays for arrays, _ in pieces], table, row.offset, is_even=False)
+
+
+@lru_cache(maxsize=_KNOWN_TABLES)
+def _table_of(*tokens: int) -> mx.array:
+    """Return the table of a row, the same for all layers."""
+    return mx.array([[(source, 0, count) for source, count in enumerate(tokens)]], mx.int32)

@@ -190,6 +190,39 @@ class WideRow:
         return self._masks[key]
 
 
+class Places:
+    """Where the positions lie that a single query of each row sees.
+
+    Attributes:
+        sources: Groups of tails, and references by their source.
+        table: As in `Pieces`.
+        longest: The same.
+        is_even: The same.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], paths: Sequence[Path], groups: Sequence[Group]
+    ) -> None:
+        """Take lengths of tails with the query's own position."""
+        shared = {reference.source: None for path in paths for reference in path}
+        self.sources: list[Group | int] = [*groups, *shared]
+        self.longest = max(_tokens(path) + n for path, n in zip(paths, lengths, strict=True))
+        in_order = len(self.sources) == 1 and list(groups[0].members) == list(range(len(lengths)))
+        self.is_even = in_order and min(lengths) == self.longest
+        self.table = mx.array(list(self._rows(lengths, paths, groups)), mx.int32)
+
+    def _rows(
+        self, lengths: Sequence[int], paths: Sequence[Path], groups: Sequence[Group]
+    ) -> Iterable[list[tuple[int, int, int]]]:
+        number = {source: n for n, source in enumerate(self.sources)}
+        tails = {row: (number[group], n) for group in groups for n, row in enumerate(group.members)}
+        deepest = max(map(len, paths)) + 1
+        for row, path in enumerate(paths):
+            pieces = [(number[each.source], 0, each.tokens) for each in path]
+            pieces.append((*tails[row], lengths[row]))
+            yield pieces + [(0, 0, 0)] * (deepest - len(pieces))
+
+
 class Pass:
     """The arrays that all layers use in one forward pass.
 
@@ -208,6 +241,7 @@ class Pass:
     ) -> None:
         """Take lengths of tails, and references, before the pass."""
         self.width = width
+        self._rows = lengths, paths, groups
         before = [_tokens(path) + n for path, n in zip(paths, lengths, strict=True)]
         self._before = mx.array(before, mx.int32)
         self.offset, self.offset_after = self._before, self._before + width
@@ -218,6 +252,12 @@ class Pass:
         self.shared = list(_shared(paths, everyone))
         order = [row for span in (*self.plain, *self.referring) for row in span.group.members]
         self._inverse = index_of(sorted(range(len(order)), key=order.__getitem__))
+
+    @cached_property
+    def seen(self) -> Places:
+        """The positions that the first query of each row sees."""
+        lengths, paths, groups = self._rows
+        return Places([length + 1 for length in lengths], paths, groups)
 
     @cached_property
     def latest(self) -> mx.array:

@@ -13,6 +13,7 @@ from backend.engine.kv.batch_caches import _joining
 from backend.engine.kv.layer import RaggedKV, Window, attend_row
 from backend.engine.kv.ledger import Ledger
 from backend.engine.kv.spans import Column
+from backend.model.device import DEVICE
 from benchmarks.cases import ragged_steps
 
 pytestmark = pytest.mark.mlx
@@ -48,11 +49,40 @@ def attention(queries, keys, values, *, window=None, sinks=None):
     return weights[..., :total] @ values
 
 
+def attention_in_pieces(queries, pieces, *, scale, window, sinks):
+    """Compute what a device does for a single query of each row, in NumPy."""
+    assert scale == SCALE
+    seen = [pieces_of(pieces, row) for row in range(len(queries))]
+    lengths = [keys.shape[1] for keys, _ in seen]
+    assert pieces.longest == max(lengths)
+    assert not pieces.is_even or len(set(lengths)) == 1
+    outputs = []
+    for query, (keys, values) in zip(np.array(queries), seen, strict=True):
+        own = slice(None) if window is None else slice(-window, None)
+        given = None if sinks is None else np.array(sinks)
+        outputs.append(attention(query, keys[:, own], values[:, own], sinks=given))
+    return mx.array(np.stack(outputs))
+
+
+def pieces_of(pieces, row):
+    """Return the keys and the values of a row, in order."""
+    kept = [
+        [np.array(array)[place, :, :tokens] for array in pieces.sources[source]]
+        for source, place, tokens in pieces.table.tolist()[row]
+    ]
+    return [np.concatenate(column, axis=1) for column in zip(*kept, strict=True)]
+
+
 class Rows(RuleBasedStateMachine):
     """Rows join, leave, take tokens and give some back; every output is that of the row alone."""
 
-    @initialize(seed=st.integers(0, 2**32 - 1), overhead=st.sampled_from([0.0, 5.0, 60.0, 1e9]))
-    def start(self, seed, overhead):
+    @initialize(
+        seed=st.integers(0, 2**32 - 1),
+        overhead=st.sampled_from([0.0, 5.0, 60.0, 1e9]),
+        kernel=st.sampled_from([None, attention_in_pieces]),
+    )
+    def start(self, seed, overhead, kernel):
+        DEVICE.attend_pieces = kernel
         self.rng = np.random.default_rng(seed)
         self.ledger = Ledger(overhead)
         self.layers = [RaggedKV(self.ledger, RowKV()) for _ in range(2)]
@@ -151,6 +181,9 @@ class Rows(RuleBasedStateMachine):
         self.ledger.give_back(counts)
         for row, count in zip(self.rows, counts, strict=True):
             row[:] = [(k[:, : k.shape[1] - count], v[:, : v.shape[1] - count]) for k, v in row]
+
+    def teardown(self):
+        DEVICE.attend_pieces = None
 
     @invariant()
     def every_row_can_be_taken_out(self):
