@@ -74,7 +74,7 @@ async def test_a_request_that_ends_a_group_each_time_fails_and_its_neighbour_fin
     await engine.load(grouped(small_llama, 2))
     bias = SamplingParams(logit_bias={poison: -100.0})
     prompt = [token for token in prompt_of(20) if token != poison]
-    neighbour = make_request("n", prompt, sampling=bias, max_tokens=1000, may_speculate=False)
+    neighbour = make_request("n", prompt, sampling=bias, max_tokens=300, may_speculate=False)
     alone = (await take(engine, neighbour)).tokens
     stream = asyncio.ensure_future(take(engine, neighbour))
     await until(partial(in_phase, engine, RequestPhase.ACTIVE))
