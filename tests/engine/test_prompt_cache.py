@@ -51,7 +51,7 @@ def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(
 ):
     driver = driver_for(networks, family)
     driver.run(make_request("first", BASE, sampling=sampling, boundaries=[64], max_tokens=3))
-    request = make_request("second", tokens, sampling=sampling)
+    request = make_request("second", tokens, sampling=sampling, max_tokens=6)
     outcome = driver.run(request)[0]
     assert outcome.token_ids == cold(networks, family, request)[0]
     assert outcome.cached_tokens == (reused_with_state if family in STATEFUL else reused)

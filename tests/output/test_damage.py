@@ -1,6 +1,6 @@
 """Valid outputs of every format, damaged: a marker or quote dropped, doubled, swapped, or the last.
 
-Character by character, a fourth of them are read: `pytest tests/output --hypothesis-profile=long`
+Character by character, an eighth of them are read: `pytest tests/output --hypothesis-profile=long`
 reads all, and looks further.
 """
 

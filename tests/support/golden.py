@@ -92,8 +92,8 @@ def is_long() -> bool:
 
 
 def is_sampled(*text: str) -> bool:
-    """Tell whether a costly look at a text is due: at one in four, in a long run at all."""
-    return is_long() or crc32("\0".join(text).encode("utf-8", "surrogatepass")) % 4 == 0
+    """Tell whether a costly look at a text is due: at one in eight, in a long run at all."""
+    return is_long() or crc32("\0".join(text).encode("utf-8", "surrogatepass")) % 8 == 0
 
 
 def named_calls(completion: Completion) -> tuple[tuple[str, str], ...]:

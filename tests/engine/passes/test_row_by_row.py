@@ -89,7 +89,7 @@ def text_of(length, salt=0):
 def requests():
     """Return requests whose replies end one after another, the shortest prompt's last."""
     return [
-        make_request(f"r{n}", text_of(length, n), max_tokens=50 - 8 * n)
+        make_request(f"r{n}", text_of(length, n), max_tokens=36 - 6 * n)
         for n, length in enumerate(LENGTHS)
     ]
 
