@@ -11,6 +11,10 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 MAX_PENDING_CALLS = 2**17  # that have reached gRPC, and not yet the event loop
+MAX_STREAMS = 1024  # calls of one connection
+# Requests that arrive in part keep their bytes. So many may take longer than the first time, in
+# seconds, and none longer than the second.
+MAX_ARRIVING, ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S = 64, 1.0, 120.0
 # Of a request, with those of its inner messages. One with more than so many, and so many bytes, is
 # decoded on a thread.
 MAX_MESSAGE_FIELDS, INLINE_FIELDS, INLINE_BYTES = 100_000, 1024, 256 * 1024

@@ -14,10 +14,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from backend import errors
-from backend.config import MAX_PENDING_CALLS, MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.config import MAX_PENDING_CALLS, MAX_STREAMS, MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.errors import EngineDownError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
+from backend.rpc.arrivals import ArrivalInterceptor
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
 from common.rpc import (
@@ -238,6 +239,8 @@ CHANNEL_OPTIONS = (
     # gRPC ends calls of any caller while more than 1,000 wait for the event loop.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    # Those that a caller has reset count until they are seen on the event loop: a flood is refused.
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     # Clients may ping during a long prefill, which sends nothing.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
@@ -313,6 +316,7 @@ class BackendServer:
         find_service = descriptor_pool.Default().FindServiceByName
         return [
             *authentication,
+            ArrivalInterceptor(),
             self._late_services,
             *tracing,
             StatusInterceptor(),

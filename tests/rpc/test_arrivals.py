@@ -1,0 +1,158 @@
+"""Floods of calls, and requests of which only a part arrives, through the real socket."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, closing
+
+import grpc
+import grpc.aio
+import pytest
+from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
+from serving import code_of
+from waiting import until
+
+from backend.config import MAX_ARRIVING, MAX_STREAMS
+from backend.pb import backend_pb2 as pb
+from backend.rpc.arrivals import ArrivalInterceptor
+
+CODE = grpc.StatusCode
+HELLO = pb.PredictOptions(Prompt="hi")
+METHODS = ["Predict", "PredictStream"]
+PREDICT = "/backend.Backend/Predict"
+EXCESS = 20
+
+
+def begun(channel, method):
+    """Return a call whose request is still to be sent."""
+    kind = channel.stream_stream if method == "PredictStream" else channel.stream_unary
+    return kind(f"/backend.Backend/{method}")()
+
+
+@asynccontextmanager
+async def echoing(**limits):
+    """Yield a channel to a server with a handler of each kind, which return the request."""
+
+    async def answer(request, _context):
+        return request
+
+    async def stream(request, context):
+        await context.write(request)
+
+    handlers = {
+        "Predict": grpc.unary_unary_rpc_method_handler(answer),
+        "PredictStream": grpc.unary_stream_rpc_method_handler(stream),
+    }
+    server = grpc.aio.server(interceptors=(ArrivalInterceptor(**limits),))
+    handler = grpc.method_handlers_generic_handler("backend.Backend", handlers)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_of_too_many_arriving_requests_only_those_beyond_the_limit_are_given_up(method):
+    async with served(ScriptedEngine(steps("ok"))) as channel:
+        calls = [begun(channel, method) for _ in range(MAX_ARRIVING + EXCESS)]
+        await until(lambda: sum(call.done() for call in calls) >= EXCESS, timeout_s=TIMEOUT_S)
+        assert (await stub(channel).Predict(HELLO)).message == b"ok"
+        given_up = [call for call in calls if call.done()]
+        assert len(given_up) == EXCESS
+        assert {await call.code() for call in given_up} == {CODE.RESOURCE_EXHAUSTED}
+        assert "not arrived in full" in await given_up[0].details()
+        for call in calls:
+            call.cancel()
+
+
+def frame(kind, flags, stream, payload):
+    """Return a frame of HTTP/2."""
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return head + stream.to_bytes(4, "big") + payload
+
+
+def field(name, value):
+    """Return a header of a request, as HPACK writes one without tables."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def resets(connection, count):
+    """Read frames until so many streams were reset."""
+    with connection.makefile("rb") as reader:
+        while count:
+            head = reader.read(9)
+            assert head
+            reader.read(int.from_bytes(head[:3], "big"))
+            count -= head[3] == 3
+
+
+def opened(number, method):
+    """Return the frame that begins a call."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": method.encode()}
+    fields |= {b":authority": b"x", b"te": b"trailers", b"content-type": b"application/grpc"}
+    return frame(1, 4, number, b"".join(field(*each) for each in fields.items()))
+
+
+def part_sent(number):
+    part = b"\0" + (2**20).to_bytes(4, "big") + bytes(500)
+    return opened(number, PREDICT) + frame(0, 0, number, part)
+
+
+def reset(number):
+    return opened(number, PREDICT) + frame(3, 0, number, bytes(4))
+
+
+def watching(number):
+    return opened(number, "/grpc.health.v1.Health/Watch") + frame(0, 1, number, bytes(5))
+
+
+@pytest.mark.parametrize(
+    ("sent", "count", "ended"),
+    [
+        (part_sent, MAX_ARRIVING + EXCESS, EXCESS),
+        (reset, 20_000, 10_000),
+        (watching, 2000, 2000 - MAX_STREAMS - EXCESS),
+    ],
+)
+async def test_what_one_caller_can_have_open_is_bounded(sent, count, ended):
+    begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
+    flood = begin + b"".join(map(sent, range(1, 2 * count, 2)))
+    server = server_of(ScriptedEngine(steps("ok")))
+    host, port = (await server.start()).rsplit(":", 1)
+    with closing(socket.create_connection((host, int(port)), TIMEOUT_S)) as attacker:
+        sending = asyncio.create_task(asyncio.to_thread(attacker.sendall, flood))
+        await asyncio.wait_for(asyncio.to_thread(resets, attacker, ended), TIMEOUT_S)
+        await sending
+        async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+            assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+            assert (await stub(channel).Predict(HELLO)).message == b"ok"
+    await server.stop()
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_request_that_arrives_too_late_is_given_up(method):
+    async with echoing(grace_s=0.01, timeout_s=0.02) as channel:
+        call = begun(channel, method)
+        assert await asyncio.wait_for(call.code(), TIMEOUT_S) is CODE.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_one_that_takes_its_time_is_answered(method):
+    async with echoing(grace_s=0.01, most=1) as channel:
+        call = begun(channel, method)
+        await call.wait_for_connection()
+        await call.write(b"late")
+        await call.done_writing()
+        answer = await (call.read() if method == "PredictStream" else call)
+        assert answer == b"late"
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_call_without_a_request_is_refused(method):
+    async with served(ScriptedEngine()) as channel:
+        call = begun(channel, method)
+        await call.done_writing()
+        code, details = await code_of(call.read() if method == "PredictStream" else call)
+    assert code is CODE.INVALID_ARGUMENT
+    assert details == "the call has no request"
