@@ -19,10 +19,10 @@ pytestmark = pytest.mark.mlx
 # Longer than a chunk, which therefore needs more experts than fit.
 LONG = "ba be bi " * 120
 REQUESTS = [
-    pb.PredictOptions(Prompt="ba be bi", Tokens=36, IgnoreEOS=True),
-    pb.PredictOptions(Prompt="ba be bi bo", Tokens=36, IgnoreEOS=True, Temperature=0.9, Seed=4),
-    pb.PredictOptions(Prompt=LONG, Tokens=36, IgnoreEOS=True),
-    pb.PredictOptions(Prompt="bo", Tokens=36, Grammar='root ::= ("ba" | "be"){20}'),
+    pb.PredictOptions(Prompt="ba be bi", Tokens=16, IgnoreEOS=True),
+    pb.PredictOptions(Prompt="ba be bi bo", Tokens=16, IgnoreEOS=True, Temperature=0.9, Seed=4),
+    pb.PredictOptions(Prompt=LONG, Tokens=16, IgnoreEOS=True),
+    pb.PredictOptions(Prompt="bo", Tokens=16, Grammar='root ::= ("ba" | "be"){7}'),
 ]
 ON_DISK = ["experts:disk", "prefill_chunk:64", "prefill_chunk_alone:128"]
 # With shared experts; with biases; one expert of ten a token, without a gate of its own.

@@ -1,5 +1,6 @@
 """Tools with odd schemas through the socket: no request is refused, the other tools stay held."""
 
+import asyncio
 import json
 
 import grpc
@@ -62,14 +63,19 @@ def served_in(shared, name):
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_reported_schema_costs_no_request_anything(shared, name):
     async with served_in(shared, name) as backend:
-        for schema in REPORTED.values():
-            tools = [WEATHER_TOOL, other(schema)]
-            reply = await stream(backend.stub, chat([QUESTION], tools=tools, Tokens=90))
-            assert reply.last.tokens
-            named = chat([QUESTION], tools=tools, Tokens=90, ToolChoice=json.dumps(WEATHER))
-            [call] = (await stream(backend.stub, named)).calls.values()
-            assert call["name"] == "get_weather"
-            assert isinstance(json.loads(call["arguments"])["city"], str)
+        offers = [[WEATHER_TOOL, other(schema)] for schema in REPORTED.values()]
+        free = [chat([QUESTION], tools=tools, Tokens=90) for tools in offers]
+        named = [
+            chat([QUESTION], tools=tools, Tokens=90, ToolChoice=json.dumps(WEATHER))
+            for tools in offers
+        ]
+        calls = (stream(backend.stub, request) for request in (*free, *named))
+        replies = await asyncio.gather(*calls)
+    assert all(reply.last.tokens for reply in replies)
+    for reply in replies[len(free) :]:
+        [call] = reply.calls.values()
+        assert call["name"] == "get_weather"
+        assert isinstance(json.loads(call["arguments"])["city"], str)
 
 
 async def test_odd_tools_can_be_offered_and_required_together(shared):

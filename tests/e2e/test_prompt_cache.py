@@ -88,7 +88,7 @@ async def test_conversations_compute_only_what_is_new_and_read_like_uncached_one
     other = agent_turn([SYSTEM, user("Yet another.")])
     async with served(tiny_models(family), MaxModelLen=8192) as backend:
         prompts, reused = [], []
-        for request in map(agent_turn, agent_steps(6)):
+        for request in map(agent_turn, agent_steps(4)):
             prompts.append(await tokens_of(backend, request))
             reused.append((await ask(backend, request))[1])
         # Another conversation reuses all of the system prompt.

@@ -107,13 +107,14 @@ def require_same_as_they_come_and_go(driver, requests, expected):
     assert cancelled
 
 
-def requests_of(seed, count):
+def requests_of(seed, count, longest=40):
+    """Return requests of all kinds, whose replies have half as many tokens to that many."""
     rng = random.Random(seed)
     return [
         make_request(
             f"r{seed}-{n}",
             prompt_of(rng.randint(3, 90), n),
-            max_tokens=rng.randint(20, 40),
+            max_tokens=rng.randint(longest // 2, longest),
             sampling=replace(
                 samplings(n)[(seed + n) % 6], logit_bias=FEW if rng.random() < 0.8 else {}
             ),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from drafting import CROWDS, FEW, assert_same, head_driver, head_pair, requests_of, samplings
+from drafting import FEW, assert_same, head_driver, head_pair, requests_of, samplings
 from engine_driver import Driver, make_request, prompt_of, room_for
 from fp8 import store_fp8
 
@@ -114,16 +114,16 @@ def pairs(tmp_path_factory):
         *[("dspark", True), ("gemma4_dspark", False), ("muse", True), ("laguna", True)],
     ],
 )
-@pytest.mark.parametrize(("rows", "seeds"), CROWDS)
-def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seeds, is_right):
-    pair, drafted = pairs(family, is_right=is_right), 0
-    for seed in seeds:
-        requests = requests_of(seed, rows)
-        expected = Driver(pair[0]).run(*requests)
-        driver = head_driver(pair)
-        assert_same(driver.run(*requests), expected)
-        drafted += driver.loop.status().metrics["drafted_tokens"]
-    assert drafted > 10
+# Together they have every sampling.
+@pytest.mark.parametrize(("rows", "seed"), [(1, 4), (5, 5)])
+def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seed, is_right):
+    pair = pairs(family, is_right=is_right)
+    requests = requests_of(seed, rows, longest=28)
+    expected = Driver(pair[0]).run(*requests)
+    # Of a long draft that is wrong, all but the beginning is work for nothing.
+    driver = head_driver(pair, max_draft_tokens=16 if is_right else 4)
+    assert_same(driver.run(*requests), expected)
+    assert driver.loop.status().metrics["drafted_tokens"] > 10
 
 
 @pytest.mark.parametrize("rows", [1, 3])
