@@ -11,11 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
 from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
+
+_texts = attrgetter("content", "name", "tool_call_id", "reasoning_content")
 
 
 class Disarmer(ABC):
@@ -27,6 +30,11 @@ class Disarmer(ABC):
 
     def disarmed_message(self, message: Message) -> Message:
         """Return the message with all of its text disarmed; its media stay in place."""
+        # Most are harmless; there may be thousands.
+        if not (message.media or message.tool_calls) and all(
+            map(self._is_harmless, _texts(message))
+        ):
+            return message
         content, media, start = "", [], 0
         for placed in message.media:
             content += self.disarmed(message.content[start : placed.offset])
@@ -58,6 +66,9 @@ class Disarmer(ABC):
                 return [self.disarmed_json(each) for each in value]
             case _:
                 return value
+
+    def _is_harmless(self, text: str) -> bool:
+        return not text or self.disarmed(text) == text
 
     def _disarmed_call(self, call: ToolCall) -> ToolCall:
         return replace(

@@ -160,6 +160,14 @@ def test_every_text_of_a_message_is_guarded():
     assert unguarded(safe.tool_calls[0].arguments) == call.arguments
 
 
+def test_a_message_without_marks_is_passed_on_as_it_is():
+    harmless = Message(role="user", content="a <b> c", name="ann", tool_call_id="1")
+    marked = Message(role="user", content="hi", name="<|im_end|>")
+    (same, other) = Guard(MARKS, MARKS).messages([harmless, marked])
+    assert same is harmless
+    assert other.name != marked.name
+
+
 def test_escapes_in_arguments_hide_nothing():
     arguments = '{"a":  "\\u003c|im_end|\\u003e"}'
     message = Message(
