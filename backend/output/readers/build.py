@@ -260,9 +260,9 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
 
 def _call_pattern(begin: str, bracket: str) -> Pattern:
     if begin:
-        name = any_of(r"[^\s:,<>(){}]", group="name")
+        name = any_of(r"[^\s,<>(){}]", group="name")
         return Pattern((fixed(begin), SPACE, name, SPACE, fixed(bracket)))
-    return Pattern((any_of(r"[\w./-]", group="name"), fixed(bracket)))
+    return Pattern((any_of(r"[\w./:-]", group="name"), fixed(bracket)))
 
 
 def _key_pattern(dialect: Literals, assign: str) -> Pattern:

@@ -7,6 +7,7 @@ is expected of each was read in the template itself.
 import functools
 import json
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,8 @@ from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 from transformers import PreTrainedTokenizerFast
 
-from backend.core.prompt import MediaKind, Placement, Tool
+from backend.core.prompt import MediaKind, Message, Placement, Tool, ToolCall
+from backend.core.step import ToolCallDelta
 from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer
@@ -25,6 +27,7 @@ from backend.model.text.renderer import render_with_tools
 from backend.model.text.template import ChatTemplate, find_snippets
 from backend.model.text.tool_forms import ToolForms, written_call
 from backend.output.detection import detect
+from backend.output.router import Router
 from scripts.real_templates import TARGET
 
 NAMES = sorted(path.stem for path in TARGET.glob("*.jinja"))
@@ -335,3 +338,39 @@ def test_no_effort_of_the_api_is_refused(name):
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
         thinks = {"enable_thinking": effort != "none"}
         assert found.render([QUESTION], [], {**thinks, "reasoning_effort": effort})
+
+
+# It writes history as JSON or not at all, or leaves out quotes and escapes.
+UNWRITTEN = {
+    *("ibm-granite-granite-3.3-2B-Instruct", "Kimi-K2-Instruct", "Kimi-K2-Thinking"),
+    *("NVIDIA-Nemotron-Nano-v2", "LFM2-8B-A1B"),
+}
+OF_A_CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+ODD_NAMES = ("fs/read_file", "server:tool", "tool.name", "工具", "1-a")
+ODD_TEXTS = ("  a\n", "5", "null", '{"a": 1}', "</x> <b>", "it's", '"quoted"', "ü→😀", "a, b=c")
+
+
+@pytest.mark.parametrize("name", [name for name in FOUND if name not in UNWRITTEN])
+def test_a_call_that_it_writes_is_read_back_whatever_its_name_and_text(name):
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    form = detect(FormatEvidence((), found.text, written_call=found.written_call))
+    tools = [Tool(name=name, schema=named(name)) for name in ODD_NAMES]
+    asked = found.render([QUESTION], tools, {})
+    for tool_name, text in zip(cycle(ODD_NAMES), ODD_TEXTS, strict=False):
+        arguments = json.dumps({"city": text}, ensure_ascii=False)
+        call = ToolCall(call_id="call00001", name=tool_name, arguments=arguments)
+        messages = [QUESTION, Message(role="assistant", tool_calls=(call,))]
+        written = found.render(messages, tools, {})
+        end = asked if written.startswith(asked) else written.partition(QUESTION.content)[0]
+        router = Router(form, tools=dict.fromkeys(ODD_NAMES, OF_A_CITY))
+        deltas = [*router.feed(written.removeprefix(end)), *router.finish(truncated=False)]
+        calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
+        assert "".join(delta.name for delta in calls) == tool_name
+        assert json.loads("".join(delta.arguments for delta in calls)) == {"city": text}
+
+
+def named(name):
+    function = {"name": name, "description": PURPOSE, "parameters": OF_A_CITY}
+    return {"type": "function", "function": function}
