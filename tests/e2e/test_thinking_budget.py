@@ -164,7 +164,7 @@ async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_mod
         )
         for seed, budget in enumerate(budgets, start=1)
     ]
-    free = [pb.PredictOptions(**{**opened, "Tokens": 30}, Seed=seed) for seed in (21, 22)]
+    free = [pb.PredictOptions(**{**opened, "Tokens": 60}, Seed=seed) for seed in (21, 22)]
     async with served(tiny_models("qwen3"), Options=options) as backend:
         alone = [(await stream(backend.stub, request)).message for request in free]
         streams = (stream(backend.stub, request) for request in [*requests, *free])

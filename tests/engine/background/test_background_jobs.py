@@ -220,7 +220,7 @@ BATCHING = [
 
 @pytest.mark.parametrize("family", BATCHING)
 def test_texts_that_wait_together_are_embedded_as_alone(networks, family):
-    texts = [prompt_of(n, salt=n) for n in (9, 12, 40, 1)]
+    texts = [prompt_of(n, salt=n) for n in (9, 12, 5, 11, 40, 1)]
     vectors = {}
     for batches in (True, False):
         driver = Driver(networks(family), batches=batches)
