@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
+from inspect import isasyncgenfunction
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -63,6 +64,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 FoundHandler: TypeAlias = "Handler | None"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[FoundHandler]]
+Receive: TypeAlias = Callable[[Context], Awaitable[object]]
 Around: TypeAlias = Callable[[Any, Context], AbstractAsyncContextManager[Any]]
 
 
@@ -123,6 +125,47 @@ async def _stream_surrounded(
     async with around(requests, context) as requests:
         async for response in behaviour(requests, context):
             yield response
+
+
+def received(handler: Handler, receive: Receive) -> Handler:
+    """Return a handler of a stream of requests, whose only one `receive(context)` returns.
+
+    Behaviours with a stream of responses may be asynchronous generators here.
+    """
+    if handler.request_streaming:
+        return handler
+    make_handler, behaviour = (
+        (grpc.stream_stream_rpc_method_handler, handler.unary_stream)
+        if handler.response_streaming
+        else (grpc.stream_unary_rpc_method_handler, handler.unary_unary)
+    )
+    answer = _generated if isasyncgenfunction(behaviour) else _answered
+    receiving: Handler = make_handler(
+        partial(answer, receive, behaviour),
+        handler.request_deserializer,
+        handler.response_serializer,
+    )
+    return receiving
+
+
+async def _answered(
+    receive: Receive,
+    behaviour: Any,  # noqa: ANN401 (of any method)
+    _requests: object,
+    context: Context,
+) -> object:
+    # No variable here: the frame lives as long as the call.
+    return await behaviour(await receive(context), context)
+
+
+async def _generated(
+    receive: Receive,
+    behaviour: Any,  # noqa: ANN401 (of any method)
+    _requests: object,
+    context: Context,
+) -> AsyncIterator[object]:
+    async for response in behaviour(await receive(context), context):
+        yield response
 
 
 @asynccontextmanager

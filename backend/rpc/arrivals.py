@@ -8,14 +8,13 @@ requests are a stream.
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from backend.config import ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S, MAX_ARRIVING
-from common.rpc import Context, Continuation, FoundHandler, abort
+from common.rpc import Context, Continuation, FoundHandler, abort, received
 
 _GIVEN_UP = "the request has not arrived in full in time"
 _MISSING = "the call has no request"
@@ -59,22 +58,7 @@ class ArrivalInterceptor(grpc.aio.ServerInterceptor):
     ) -> FoundHandler:
         """Have a handler of one request receive it here."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
-        make_handler, behaviour = (
-            (grpc.stream_stream_rpc_method_handler, handler.unary_stream)
-            if handler.response_streaming
-            else (grpc.stream_unary_rpc_method_handler, handler.unary_unary)
-        )
-        answer = partial(self._answer, behaviour)
-        receiving: grpc.RpcMethodHandler[Any, Any] = make_handler(
-            answer, handler.request_deserializer, handler.response_serializer
-        )
-        return receiving
-
-    async def _answer(self, behaviour: Any, _requests: object, context: Context) -> Any:  # noqa: ANN401 (of any method)
-        # No variable here: the frame lives as long as the call.
-        return await behaviour(await self._received(context), context)
+        return handler and received(handler, self._received)
 
     async def _received(self, context: Context) -> object:
         task = asyncio.current_task()
