@@ -222,7 +222,7 @@ def test_no_shape_of_a_conversation_is_refused_and_no_text_of_it_lost(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(messages=CONVERSATIONS)
 def test_no_conversation_in_any_order_is_refused_or_loses_a_text(name, messages):
     found = template(name)
