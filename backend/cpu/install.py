@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
     """Give a device the functions of this package if it is a CPU; any other adapts to MLX's facts.
 
+    CUDA gets the attention of `backend.model.cuda`.
+
     Call it once in a process, before it loads a model.
 
     Args:

@@ -18,6 +18,7 @@ LONG, MIXED = "one of 6,000", "seven short, one of 6,000"
 ONE_MEDIUM, MEDIUM = "one of 1,000", "fifteen of 1,000"
 LONGEST, MIXED_LONGEST = "one of 32,000", "fifteen of 1,000, one of 32,000"
 ON_PREFIX, MANY_ON_PREFIX = "eight on a prefix of 6,000", "thirty-two on a prefix of 6,000"
+APART = "eight on prefixes of their own, 2,000 each"
 EIGHT_SHORT, MANY_SHORT = "eight of 20", "thirty-two of 20"
 
 _SHORT = tuple(range(80, 115, 5))
@@ -37,6 +38,7 @@ MIXES: Mapping[str, Mix] = {
     ON_PREFIX: _own(*(20,) * 8, shared=6000),
     MANY_SHORT: _own(*(20,) * 32),
     MANY_ON_PREFIX: _own(*(20,) * 32, shared=6000),
+    APART: {**_own(*(20,) * 8, shared=2000), "is_apart": True},
 }
 LONG_MIXES: Mapping[str, Mix] = {
     ONE_MEDIUM: _own(1000),
@@ -95,7 +97,9 @@ def _figures(
     model: BenchModel, mixes: Mapping[str, Mix], answer: Mapping[str, Any]
 ) -> list[Figure]:
     runs: Mapping[str, Mapping[str, Runs]] = answer["mixes"]
-    figures = [_against_padded(model, name, runs[name]) for name in (EQUAL, MIXED, ON_PREFIX)]
+    figures = [
+        _against_padded(model, name, runs[name]) for name in (EQUAL, MIXED, ON_PREFIX, APART)
+    ]
     figures += [_against_sum(model, runs, *sums) for sums in SUMS if sums[1] in runs]
     return figures + [
         _tightness(model, name, mixes[name], runs[name]["ours"], answer["bytes_per_token"])

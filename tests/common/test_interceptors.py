@@ -1,9 +1,10 @@
-from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
 import grpc.aio
 import pytest
+from serving import handled
 
 from common.rpc import BearerTokenInterceptor, ModelIdentityInterceptor
 
@@ -35,17 +36,7 @@ HANDLERS = {
 }
 
 
-@asynccontextmanager
-async def served(interceptor):
-    """A channel to a server of all kinds of methods behind one interceptor."""
-    server = grpc.aio.server(interceptors=[interceptor])
-    handler = grpc.method_handlers_generic_handler("shop.Shop", HANDLERS)
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop(None)
+served = partial(handled, "shop.Shop", HANDLERS)
 
 
 async def ask_one(channel, name, **options):

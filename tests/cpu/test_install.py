@@ -1,4 +1,4 @@
-"""A CPU gets functions of its own; on Metal and CUDA everything is MLX's and upstream's."""
+"""A CPU gets functions of its own, CUDA an attention; on Metal all is MLX's and upstream's."""
 
 import math
 import os
@@ -14,6 +14,7 @@ from backend.config import METAL_PASS_S
 from backend.core.request import SamplingParams
 from backend.cpu import products
 from backend.cpu.install import install
+from backend.model import cuda
 from backend.model.device import Device
 from backend.sampling.sampler import Sampler
 
@@ -51,10 +52,17 @@ def left_by_a_load(kind, directory):
     return subprocess.check_output(command, env=os.environ, text=True).split()
 
 
-def test_metal_and_cuda_get_no_functions():
+def test_metal_gets_no_functions():
     device = Device()
     install(device, mx.Device(mx.gpu))
     assert device == Device()
+
+
+def test_cuda_gets_an_attention_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"compute_capability_major": 9})
+    install(device := Device(), mx.Device(mx.gpu))
+    attention = {"attend": cuda.attend_unplanned, "attend_pieces": cuda.attend_pieces}
+    assert device == replace(Device(), **attention, attend_from=0)
 
 
 @pytest.mark.parametrize(

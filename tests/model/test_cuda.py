@@ -5,7 +5,7 @@ import pytest
 
 from backend.model import cuda
 from backend.model.cuda import attend_unplanned
-from backend.model.device import Device, Pieces
+from backend.model.device import Pieces
 
 pytestmark = pytest.mark.mlx
 
@@ -89,13 +89,6 @@ def test_mlx_computes_what_it_has_a_kernel_for_and_what_is_rare(planned, width, 
 def test_a_large_pass_is_worth_a_plan(planned):
     attend_unplanned(*inputs(2000, 2000), scale=1.0, mask="causal", sinks=None)  # lazily
     assert len(planned) == 1
-
-
-def test_a_device_computes_attention_so_once_it_is_installed():
-    device = Device()
-    cuda.install(device)
-    assert (device.attend, device.attend_from) == (attend_unplanned, 0)
-    assert device.attend_pieces is cuda.attend_pieces
 
 
 WIDTHS = (16, 64, 80, 96, 128, 192, 256)

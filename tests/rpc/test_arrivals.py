@@ -2,13 +2,13 @@
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 
 import grpc
 import grpc.aio
 import pytest
 from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
-from serving import code_of
+from serving import code_of, handled
 from waiting import until
 
 from backend.config import MAX_ARRIVING, MAX_STREAMS
@@ -28,8 +28,7 @@ def begun(channel, method):
     return kind(f"/backend.Backend/{method}")()
 
 
-@asynccontextmanager
-async def echoing(**limits):
+def echoing(**limits):
     """Yield a channel to a server with a handler of each kind, which return the request."""
 
     async def answer(request, _context):
@@ -42,14 +41,7 @@ async def echoing(**limits):
         "Predict": grpc.unary_unary_rpc_method_handler(answer),
         "PredictStream": grpc.unary_stream_rpc_method_handler(stream),
     }
-    server = grpc.aio.server(interceptors=(ArrivalInterceptor(**limits),))
-    handler = grpc.method_handlers_generic_handler("backend.Backend", handlers)
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel
-    await server.stop(None)
+    return handled("backend.Backend", handlers, ArrivalInterceptor(**limits))
 
 
 @pytest.mark.parametrize("method", METHODS)

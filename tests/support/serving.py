@@ -287,3 +287,18 @@ class Stderr:
     async def holds(self, words: str) -> None:
         """Wait for words: a thread of the process that has them writes them."""
         await until(lambda: words in self.text)
+
+
+@asynccontextmanager
+async def handled(
+    service: str, handlers: dict[str, Any], interceptor: grpc.aio.ServerInterceptor
+) -> AsyncIterator[grpc.aio.Channel]:
+    """Yield a channel to a server with these handlers, after one interceptor."""
+    server = grpc.aio.server(interceptors=[interceptor])
+    handler = grpc.method_handlers_generic_handler(service, handlers)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(None)

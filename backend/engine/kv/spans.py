@@ -193,11 +193,10 @@ class WideRow:
 class Places:
     """Where the positions lie that a single query of each row sees.
 
+    It is `backend.model.device.Pieces` before a layer puts in its arrays.
+
     Attributes:
         sources: Groups of tails, and references by their source.
-        table: As in `Pieces`.
-        longest: The same.
-        is_even: The same.
     """
 
     def __init__(
@@ -241,7 +240,7 @@ class Pass:
     ) -> None:
         """Take lengths of tails, and references, before the pass."""
         self.width = width
-        self._rows = lengths, paths, groups
+        self._given = lengths, paths, groups
         before = [_tokens(path) + n for path, n in zip(paths, lengths, strict=True)]
         self._before = mx.array(before, mx.int32)
         self.offset, self.offset_after = self._before, self._before + width
@@ -256,7 +255,7 @@ class Pass:
     @cached_property
     def seen(self) -> Places:
         """The positions that the first query of each row sees."""
-        lengths, paths, groups = self._rows
+        lengths, paths, groups = self._given
         return Places([length + 1 for length in lengths], paths, groups)
 
     @cached_property

@@ -284,9 +284,10 @@ TestRows = pytest.mark.mlx(Rows.TestCase)
 TestRows.settings = settings(max_examples=40, stateful_step_count=15)
 
 
-def test_the_benchmark_of_steps_has_rows_on_one_prefix(networks):
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_the_benchmark_of_steps_has_rows_on_prefixes(networks, is_apart):
     network = networks("llama")
-    rows, mix = ragged_steps.Rows(network), ragged_steps.Mix(shared=9, own=(2, 3))
+    rows, mix = ragged_steps.Rows(network), ragged_steps.Mix(9, (2, 3), is_apart=is_apart)
     for side in (ragged_steps.Ours, ragged_steps.Upstream):
         step_ms, nbytes = side(network, rows).measure(mix)
         assert step_ms > 0
