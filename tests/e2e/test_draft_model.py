@@ -14,6 +14,7 @@ from serving import (
     served,
     spoken,
     stream,
+    until_accepted,
 )
 
 from backend.pb import backend_pb2 as pb
@@ -40,11 +41,9 @@ async def test_it_drafts_and_no_reply_changes(models, caplog):
     caplog.set_level("INFO")
     async with served(models / "large", DraftModel=str(models / "small")) as backend:
         await require_same(backend, SPOKEN)
-        await stream(backend.stub, spoken())
-        report = await inspect(backend)
+        report = await until_accepted(backend, spoken())
         assert report.model.draft_model == str(models / "small")
         assert report.memory.breakdown["draft_weights"] > 0
-        assert report.accepted_tokens > 0
     assert "drafted=" in caplog.text
 
 
