@@ -320,9 +320,21 @@ class Router:
         if truncated:
             # What follows a stray mark is the beginning of another one, or of text around it.
             self._stray.drop()
+            rest = self._without_begun_marker(rest)
         self._emit(rest)
         self._send(self._segment.pass_text(self._stray.pass_last()))
         self._send(self._segment.pass_last())
+
+    def _without_begun_marker(self, rest: str) -> str:
+        """Return the last text of a cut-off reply, where it may begin the marker of another call.
+
+        Right after a call it is more likely that than content, unless it is a word.
+        """
+        begun = rest.strip()
+        if not begun or begun[0].isalnum() or not self._is_after_call:
+            return rest
+        self.ended_mid_call = any(each.startswith(rest) for each in self._format.tools.openers)
+        return ""
 
     def _unscanned(self) -> str:
         return self._scanner.match + self._scanner.release()

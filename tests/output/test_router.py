@@ -92,6 +92,17 @@ def test_completed_calls_are_counted_and_an_open_end_is_told():
     assert router.ended_mid_call
 
 
+@pytest.mark.parametrize(
+    ("end", "is_call"), [("\n<tool_ca", True), ("\n<", True), ("</tool", False), ("</th", False)]
+)
+def test_a_marker_that_the_end_of_a_cut_off_reply_begins_after_a_call_is_no_content(end, is_call):
+    text, router = f'Sure.<tool_call>{{"name": "f"}}</tool_call>{end}', make_router()
+    assert folded(run(text, router, truncated=True)) == ("Sure.", "", {0: ("f", "{}")})
+    assert router.ended_mid_call is is_call
+    assert folded(run(text))[0] == f"Sure.{end}"
+    assert folded(run(f"{text} a", truncated=True))[0] == f"Sure.{end} a"
+
+
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=15), TAILS, st.booleans())
 def test_the_cut_makes_no_difference(fragments, tail, truncated):
     text = "".join(fragments)
