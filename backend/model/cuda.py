@@ -5,9 +5,10 @@ products with a mask; keys in several arrays take a chain of small operations. A
 model on a large GPU takes as long as launching its kernels.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -16,6 +17,7 @@ from backend.model.device import Device, Pieces, is_for_all_heads
 _Constant: TypeAlias = tuple[str, int | bool | mx.Dtype]
 _Kernel: TypeAlias = Callable[..., Sequence[mx.array]]
 
+log = logging.getLogger(__name__)
 
 _THREADS = 256
 # A kernel is compiled for so many arrays of keys; unused places repeat the first.
@@ -266,49 +268,112 @@ def attend_pieces(
     if not _has_kernel(queries, pieces) or _is_for_mlx(pieces, len(queries), seen):
         return None
     splits = _splits(len(queries) * pieces.sources[0][0].shape[1], seen)
+    form = _Form(
+        sources=next(count for count in SOURCE_COUNTS if count >= len(pieces.sources)),
+        dtype=queries.dtype,
+        width=queries.shape[-1],
+        repeats=queries.shape[1] // pieces.sources[0][0].shape[1],
+        window=window or 0,
+        sinks=None if sinks is None else sinks.dtype,
+        is_split=splits > 1,
+    )
+    if not _works(form):
+        return None
     given = [_number(scale), _number(0.0) if sinks is None else sinks]
-    template = [("T", queries.dtype), ("D", queries.shape[-1]), ("HAS_SINKS", sinks is not None)]
-    out, stats = _attended(queries, pieces, given, [*template, ("W", window or 0)], splits)
-    return out if splits == 1 else _joined(queries, [out, stats, given[-1]], template)
+    return _attended(form, queries, pieces, given, splits)
+
+
+class _Form(NamedTuple):
+    """All that a kernel is compiled for.
+
+    Attributes:
+        sources: The number of arrays of keys.
+        width: Of a head.
+        repeats: The heads of queries that share one of keys.
+        window: 0 is none.
+        sinks: Their type: MLX knows a compiled kernel by its constants, not by its inputs.
+        is_split: Whether several blocks share a row's positions.
+    """
+
+    sources: int
+    dtype: mx.Dtype
+    width: int
+    repeats: int
+    window: int
+    sinks: mx.Dtype | None
+    is_split: bool
+
+    @property
+    def of_both(self) -> list[_Constant]:
+        """The constants of both kernels."""
+        types = (("T", self.dtype), ("S", self.sinks or mx.float32))
+        return [*types, ("D", self.width), ("HAS_SINKS", self.sinks is not None)]
+
+    @property
+    def constants(self) -> list[_Constant]:
+        """The constants of the kernel that attends."""
+        own = (("G", self.repeats), ("THREADS", _THREADS), ("IS_SPLIT", self.is_split))
+        return [*self.of_both, ("W", self.window), *own]
+
+
+@cache
+def _works(form: _Form) -> bool:
+    """Tell whether the kernels work here; compiles them, which a pass would do anyway.
+
+    An error inside a pass would cost its requests, at each pass again.
+    """
+    queries = mx.zeros((1, form.repeats, 1, form.width), form.dtype)
+    keys = queries[:, :1]
+    pieces = Pieces([(keys, keys)], mx.array([[[0, 0, 1]]], mx.int32), 1, is_even=True)
+    sinks = _number(0.0) if form.sinks is None else mx.zeros(form.repeats, form.sinks)
+    try:
+        mx.eval(_attended(form, queries, pieces, [_number(1.0), sinks], 1 + form.is_split))
+    except (RuntimeError, ValueError) as error:
+        log.warning("MLX attends instead of the kernel for %s: %s", form, error)
+        return False
+    return True
 
 
 def _attended(
+    form: _Form,
     queries: mx.array,
     pieces: Pieces,
     given: Sequence[mx.array],
-    template: Sequence[_Constant],
     splits: int,
+) -> mx.array:
+    """Return the attention, joined from that of all splits of the positions."""
+    out, stats = _parts(form, queries, pieces, given, splits)
+    return _joined(form, queries, [out, stats, given[-1]]) if form.is_split else out
+
+
+def _parts(
+    form: _Form, queries: mx.array, pieces: Pieces, given: Sequence[mx.array], splits: int
 ) -> Sequence[mx.array]:
     """Return the attention; or each split's sums, and its largest score and sum of weights."""
     rows, heads, _, width = queries.shape
     kv_heads = pieces.sources[0][0].shape[1]
-    count = next(count for count in SOURCE_COUNTS if count >= len(pieces.sources))
-    unused = [pieces.sources[0]] * (count - len(pieces.sources))
+    unused = [pieces.sources[0]] * (form.sources - len(pieces.sources))
     arrays = [array for source in (*pieces.sources, *unused) for array in source]
-    is_split = splits > 1
-    constants = [("G", heads // kv_heads), ("THREADS", _THREADS), ("IS_SPLIT", is_split)]
-    return _attend_kernel(count)(
+    return _attend_kernel(form.sources)(
         inputs=[queries, pieces.table, *given, *arrays],
-        template=[*template, *constants],
+        template=form.constants,
         grid=(kv_heads * _THREADS, rows, splits),
         threadgroup=(_THREADS, 1, 1),
         output_shapes=(
             [(rows, heads, splits, width), (rows, heads, splits, 2)]
-            if is_split
+            if form.is_split
             else [queries.shape, (1,)]
         ),
-        output_dtypes=[mx.float32 if is_split else queries.dtype, mx.float32],
+        output_dtypes=[mx.float32 if form.is_split else queries.dtype, mx.float32],
     )
 
 
-def _joined(
-    queries: mx.array, parts: Sequence[mx.array], template: Sequence[_Constant]
-) -> mx.array:
+def _joined(form: _Form, queries: mx.array, parts: Sequence[mx.array]) -> mx.array:
     """Return the attention from all splits of the positions."""
     rows, heads, _, width = queries.shape
     return _join_kernel()(
         inputs=parts,
-        template=template,
+        template=form.of_both,
         grid=(heads * width, rows, 1),
         threadgroup=(width, 1, 1),
         output_shapes=[queries.shape],

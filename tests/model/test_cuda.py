@@ -131,6 +131,17 @@ def test_mlx_attends_to_few_positions_of_rows_of_one_length():
     assert cuda.attend_pieces(queries, even, scale=1.0, window=None, sinks=None) is None
 
 
+@pytest.mark.skipif(mx.cuda.is_available(), reason="the kernels work on a GPU of NVIDIA")
+def test_where_a_kernel_does_not_work_mlx_attends_and_the_log_says_so_once(caplog):
+    queries, pieces = rows_in_pieces(64, mx.float32)
+    for _ in range(2):
+        given = {"scale": 1.0, "window": 7, "sinks": drawn(HEADS, dtype=mx.float32)}
+        assert cuda.attend_pieces(queries, pieces, **given) is None
+    (message,) = caplog.messages
+    assert message.startswith("MLX attends instead of the kernel for")
+    assert "No CUDA back-end" in message
+
+
 def drawn(*shape, dtype):
     return mx.random.normal(shape).astype(dtype)
 
