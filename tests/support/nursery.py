@@ -1,9 +1,9 @@
-"""Forks the engines of tests, and what renders templates, from one process with their imports.
+"""Forks the engines of tests, and their helpers, from one process with their imports.
 
 An engine process spends two thirds of its start on imports. Here it is what `python -m
 backend.rank` would be: a child of this process, with its arguments, environment, connection and
-stderr, fresh from the imports; likewise the process that renders templates. As a program, this
-module is the process that they are forked from.
+stderr, fresh from the imports; likewise a process that renders templates, writes grammars, tries
+patterns or reads long texts. As a program, this module is the process that they are forked from.
 """
 
 import ctypes
@@ -25,12 +25,24 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[2]
 SUPPORT = str(Path(__file__).parent)
 NAME = "backend.rank"
-RANKS, TEMPLATES = "backend.engine.processes", "backend.model.text.isolated.template_pool"
+RANKS = "backend.engine.processes", "start_process"
+HELPERS = tuple(
+    (module, "start_python")
+    for module in (
+        "backend.engine.grammars.writer_process",
+        "backend.media.decoder_pool",
+        "backend.model.text.isolated.long_texts",
+        "backend.model.text.isolated.template_pool",
+        "backend.model.text.pattern_trial",
+    )
+)
 # What an engine would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.boot", "scripts.faulty_rank"),
     "backend.cpu.install",
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
+    *("backend.engine.grammars.writing", "backend.media.decoding_process"),
+    *(f"backend.model.text.isolated.{name}" for name in ("backtracking", "encoding")),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
     *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),
 )
@@ -47,6 +59,7 @@ LATER = "MLX_BACKEND_TEST_LATER"
 FAULT = "MLX_BACKEND_TEST_FAULT"
 SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT = 0x8000
+PR_SET_PDEATHSIG = 1
 LIMIT_BYTES = 2**20
 
 
@@ -66,8 +79,8 @@ class Nursery:
     """Starts processes; one that might differ from a forked one is started as the product does."""
 
     def __init__(self, orders: socket.socket | None = None) -> None:
-        # How the product starts processes, by the module that does.
-        self._starts: dict[str, Callable[..., subprocess.Popen]] = {}
+        # How the product starts processes, by the module that does and its function.
+        self._starts: dict[tuple[str, str], Callable[..., subprocess.Popen]] = {}
         self._environment = _fixed(os.environ)
         # The kernel ends the children with the thread that started what they are forked from.
         self._thread = threading.current_thread()
@@ -76,14 +89,15 @@ class Nursery:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Start engines here, and from the first one on what renders templates."""
+        """Start engines here, and from the first one on helpers."""
         self._replace(RANKS, self.start_rank)
         if self._orders is not None:
-            self._replace(TEMPLATES, self.start_template)
+            for place in HELPERS:
+                self._replace(place, self.start_helper)
 
     def close(self) -> None:
-        for name, start in self._starts.items():
-            sys.modules[name].start_process = start
+        for (module, name), start in self._starts.items():
+            setattr(sys.modules[module], name, start)
         if self._process is not None:
             self._orders.close()
             self._process.wait()
@@ -101,15 +115,20 @@ class Nursery:
         words = ["--parent", str(os.getpid()), *arguments]
         return Forked(arguments, lambda: self._fork("rank", words, inherited))
 
-    def start_template(self, number: int, niceness: int = 0) -> subprocess.Popen:
-        if niceness or _fixed(os.environ) != self._environment:
-            return self._starts[TEMPLATES](number, niceness)
-        return Forked([], lambda: self._fork("template", [], [number]))
+    def start_helper(
+        self, module: str, number: int, *, is_heard: bool = False, niceness: int = 0
+    ) -> subprocess.Popen:
+        if _fixed(os.environ) != self._environment:
+            start = self._starts[HELPERS[0]]
+            return start(module, number, is_heard=is_heard, niceness=niceness)
+        words = [module, str(int(is_heard)), str(niceness)]
+        return Forked([], lambda: self._fork("helper", words, [number]))
 
-    def _replace(self, name: str, start: Callable[..., subprocess.Popen]) -> None:
-        if name not in self._starts:
-            module = importlib.import_module(name)
-            self._starts[name], module.start_process = module.start_process, start
+    def _replace(self, place: tuple[str, str], start: Callable[..., subprocess.Popen]) -> None:
+        if place not in self._starts:
+            module = importlib.import_module(place[0])
+            self._starts[place] = getattr(module, place[1])
+            setattr(module, place[1], start)
 
     def _fork(self, program: str, words: Sequence[str], inherited: Sequence[int]) -> int:
         if self._orders is None:
@@ -195,20 +214,20 @@ def try_at_load() -> None:
     assembly._Batching._must_wait = property(lambda _: True)
 
 
-def be_template(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become the process that renders templates."""
-    from backend.model.text.isolated.rendering_process import main
-
-    _, _, environment, _ = order
+def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
+    """Become what `start_python` starts."""
+    _, (module, is_heard, niceness), environment, _ = order
     stderr, connection = descriptors
-    os.close(stderr)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
-        os.dup2(nothing, number)
-    os.close(nothing)
+        os.dup2(stderr if number == sys.stderr.fileno() and int(is_heard) else nothing, number)
+    for number in (stderr, nothing):
+        os.close(number)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.nice(int(niceness))
     os.environ.clear()
     os.environ.update(environment)
-    main(connection)
+    importlib.import_module(module).main(connection)
     sys.exit()
 
 
@@ -252,9 +271,9 @@ def serve(orders: socket.socket) -> None:
             orders.close()
             os.close(begun)
             program, _, _, inherited = order
-            if program == "template":
+            if program == "helper":
                 os.close(beginning)
-                be_template(order, descriptors)
+                be_helper(order, descriptors)
             if inherited:
                 os.setsid()
             os.close(beginning)
