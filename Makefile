@@ -13,7 +13,7 @@ COMMA := ,
 export PATH := $(CURDIR)/build/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo smoke test test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
+.PHONY: help install demo smoke test test-thorough test-fast test-real real-models test-extra-backend test-extra-backend-mlx \
 	test-extra-backend-mlx-vlm test-extra-backend-encoder templates check format bench bench-distributed sweep soak speculation-equality mutate fuzz proto wheel docs pictures plots package image release clean
 
 help: ## Print this list
@@ -47,6 +47,9 @@ PYTEST = $(CACHED) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --igno
 
 test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
+
+test-thorough: $(STAMP) ## Run every case of the tests of which `make test` runs one case in a few
+	$(PYTEST) -m one_in --thorough $(PYTEST_FLAGS)
 
 # Named, so that nothing else is collected.
 SMOKE := tests/test_host_suite.py $(addprefix tests/e2e/test_,lost_engine.py main_job.py structure.py embeddings.py scoring.py tiny_models.py vision.py)

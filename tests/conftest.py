@@ -2,9 +2,11 @@
 
 import gc
 import importlib
+import math
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -35,6 +37,38 @@ settings.load_profile("suite")
 settings.register_profile("long", derandomize=False, max_examples=3000)
 # `make mutate` asks whether an example fails, and not for the smallest.
 settings.register_profile("quick", phases=[Phase.explicit, Phase.generate], max_examples=50)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make test-thorough` run what `make test` leaves out."""
+    parser.addoption("--thorough", action="store_true", help="run all cases of tests of `one_in`")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one worker more than there are cores: each often waits for a process of its own."""
+    return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+
+
+# Whatever parameters a test has, multiples of it spread over the cases evenly.
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out cases of tests that are marked `one_in`; the first case always runs."""
+    if config.option.thorough:
+        return
+    counts: Counter[str] = Counter()
+    left_out = []
+    for item in items:
+        if mark := item.get_closest_marker("one_in"):
+            name = item.nodeid.partition("[")[0]
+            if counts[name] * _GOLDEN_RATIO % 1 >= 1 / mark.args[0]:
+                left_out.append(item)
+            counts[name] += 1
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_configure() -> None:

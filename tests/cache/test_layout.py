@@ -115,6 +115,7 @@ def continuation(network, caches, position):
 
 @pytest.mark.parametrize("family", CUTTABLE)
 @pytest.mark.parametrize("cut", [1, 10, 31, 32, 33, 64, 90, 127, 159])
+@pytest.mark.one_in(3)
 def test_a_prefix_restored_at_any_cut_goes_on_like_one_that_was_computed(networks, family, cut):
     network = networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))
@@ -219,6 +220,7 @@ class Quantised:
 @pytest.mark.parametrize("family", WIDE)
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("cut", [1, 10, 31, 32, 33, 90, 159])
+@pytest.mark.one_in(3)
 def test_a_quantised_cache_restored_at_any_cut_holds_what_was_computed(networks, family, bits, cut):
     network = Quantised(networks(family), bits)
     layout = CacheLayout.of(make_prompt_cache(network))

@@ -65,6 +65,7 @@ async def ask(directory, requests, options=()):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5"])
+@pytest.mark.one_in(2)
 async def test_replies_are_the_same_when_requests_have_to_pause(
     tiny_models, networks, family, capfd
 ):

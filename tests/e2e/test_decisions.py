@@ -120,6 +120,7 @@ def require_equal(response, options, wanted):
 
 
 @pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.one_in(2)
 async def test_answers_are_those_of_the_library_alone_and_in_company(shared, deciders, alone, name):
     decider = deciders(name)
     async with shared(decider) as backend:

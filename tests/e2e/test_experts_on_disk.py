@@ -51,6 +51,7 @@ async def metrics(backend):
     return {each.name: each.value for each in (await inspect(backend)).metrics}
 
 
+@pytest.mark.one_in(2)
 async def test_replies_are_those_of_resident_experts(mixture):
     async with served(mixture) as backend:
         expected = await replies(backend)

@@ -80,6 +80,7 @@ async def ask_uncached(directory, requests):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(3)
 async def test_conversations_compute_only_what_is_new_and_read_like_uncached_ones(
     tiny_models, family
 ):
@@ -134,6 +135,7 @@ async def test_a_model_that_is_loaded_again_meets_none_of_the_old_prefixes(tiny_
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+@pytest.mark.one_in(2)
 async def test_a_prompt_whose_caller_left_goes_on_where_it_stopped(tiny_models, family):
     prompt = "ba be bi bo bu " * 500
     options = ["prefill_chunk_alone:16"]

@@ -76,6 +76,7 @@ async def require_whole(backend, value, *, offers_tool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("template", "value", "offers_tool"), CASES)
+@pytest.mark.one_in(3)
 async def test_a_ruled_answer_is_whole(tiny_models, template, value, offers_tool):
     path = TARGET / f"{template}.jinja"
     if not path.exists():

@@ -139,6 +139,7 @@ BUDGETED = [f for f in REASONING_FORMATS if f.starts and "<|im_end|>" not in f.e
 
 
 @pytest.mark.parametrize("thoughts", BUDGETED, ids=lambda f: f.name)
+@pytest.mark.one_in(4)
 async def test_it_holds_in_every_format_eight_at_once_beside_neighbours(tiny_models, thoughts):
     """The marks of most formats are spelled out, for no tiny model has them as tokens."""
     owns = {"harmony": "harmony", "muse": "muse_spark"}

@@ -47,6 +47,7 @@ def agrees(ours, theirs):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(3)
 async def test_tokens_are_those_of_a_cold_run_of_mlx_vlm(tiny_vision_models, family):
     directory = tiny_vision_models(family)
     reference = Reference(directory)
@@ -90,6 +91,7 @@ def turn(*said):
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm", "qwen3_5", "gemma3", "gemma4"])
+@pytest.mark.one_in(3)
 async def test_what_was_seen_is_not_looked_at_again(tiny_vision_models, family):
     one, other, third = picture(1), picture(2), picture(3)
     cases = {

@@ -40,6 +40,7 @@ def cold(networks, family, request):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tokens", [BASE, [*BASE, *NEW], [*BASE[:200], *NEW]])
+@pytest.mark.one_in(3)
 def test_a_prefix_survives_a_restart(networks, tmp_path, family, tokens):
     first = driver_for(networks, family, tmp_path)
     first.run(make_request("first", BASE, boundaries=[128], max_tokens=5))

@@ -44,6 +44,7 @@ def test_one_request_gives_the_tokens_of_mlx_lm(networks, family):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.one_in(3)
 def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(networks, family):
     network = networks(family)
     rng = random.Random(5)

@@ -56,6 +56,7 @@ def run_watched(driver, requests):
 
 
 @pytest.mark.parametrize(("family", "sampling"), PAUSES)
+@pytest.mark.one_in(3)
 def test_a_request_that_pauses_goes_on_with_the_same_tokens(networks, family, sampling, caplog):
     network = networks(family)
     requests = open_requests(3, sampling=sampling)

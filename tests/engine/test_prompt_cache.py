@@ -46,6 +46,7 @@ def cold(networks, family, *requests):
         pytest.param(NEW, 0, 0, id="unrelated"),
     ],
 )
+@pytest.mark.one_in(4)
 def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(
     networks, family, sampling, tokens, reused, reused_with_state
 ):
@@ -58,6 +59,7 @@ def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+@pytest.mark.one_in(3)
 def test_a_second_turn_takes_up_prompt_and_reply(networks, family):
     driver = driver_for(networks, family)
     first = make_request("first", BASE, max_tokens=40)
@@ -82,6 +84,7 @@ def test_a_reply_that_ended_with_a_stop_token_is_taken_up(networks, family):
 
 
 @pytest.mark.parametrize("family", [*CUTTABLE, *STATEFUL])
+@pytest.mark.one_in(3)
 def test_eight_at_once_on_one_prefix_compute_it_once(networks, family):
     requests = [
         make_request(f"r{i}", [*BASE, *prompt_of(20 + i, salt=i)], boundaries=[len(BASE)])

@@ -168,6 +168,7 @@ async def test_an_embedding_is_computed_by_the_next_process(engine, tiny_models)
 
 
 @pytest.mark.parametrize("kind", ["kill", "segv", "device", "exit"])
+@pytest.mark.one_in(2)
 async def test_a_request_that_ends_the_process_each_time_fails_and_its_neighbours_finish(
     engine, tiny_models, with_fault, kind
 ):

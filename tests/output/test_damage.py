@@ -89,6 +89,7 @@ def check(spec, text, caplog, stop=FinishReason.STOP):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.one_in(3)
 def test_one_damage_raises_nothing_and_what_is_published_is_valid(name, caplog):
     spec, reply = spec_of(name), FORMATS[name]
     for text in (reply.two or reply.one, reply.rich):
@@ -132,6 +133,7 @@ def test_no_cut_makes_a_call_that_was_not_written(name, caplog):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.one_in(3)
 def test_a_stop_makes_no_value_of_a_piece_of_markup(name):
     spec, text = spec_of(name), FORMATS[name].one
     [(_, whole)] = ONE
@@ -267,6 +269,7 @@ CODE = ("clock_now()", "x = clock_now(); y", "[clock_now()]", "clock_now{}")
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("code", CODE)
+@pytest.mark.one_in(3)
 def test_code_in_a_value_of_a_damaged_call_is_no_call(name, code):
     spec, one = spec_of(name), FORMATS[name].one
     text = one.replace("milk", json.dumps(code)[1:-1] if '"milk"' in one else code, 1)

@@ -42,6 +42,7 @@ def test_a_whole_text_gives_what_is_expected(cases):
 
 @pytest.mark.slow
 @for_each_file
+@pytest.mark.one_in(2)
 def test_the_cut_makes_no_difference(cases):
     for case in cases:
         assert outcome(case, case.text) == expected(case), f"{case}, character by character"
@@ -69,6 +70,7 @@ def test_arguments_of_finished_calls_are_valid_json(cases):
 
 @pytest.mark.slow
 @for_each_file
+@pytest.mark.one_in(2)
 def test_a_cut_off_reply_begins_like_the_whole(cases):
     for case, length in cuts(cases):
         whole = stopped(case)

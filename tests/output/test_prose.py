@@ -142,6 +142,7 @@ def test_a_mark_in_a_thought_is_thought(pair):
 
 
 @for_each_format
+@pytest.mark.one_in(3)
 def test_a_call_after_prose_is_a_call(pair):
     lots = random.Random(pair.name)
     for case in golden.cases():

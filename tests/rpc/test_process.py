@@ -113,6 +113,7 @@ def test_a_host_starts_asks_and_stops_it(start, arguments):
 @pytest.mark.mlx
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
 @pytest.mark.parametrize(("given", "is_cast"), [({}, True), ({"DType": "bfloat16"}, False)])
+@pytest.mark.one_in(2)
 def test_a_model_of_16_bits_is_computed_in_float32_unless_the_host_says_otherwise(
     start, bfloat16_model, given, is_cast
 ):

@@ -25,6 +25,7 @@ async def engine():
 
 
 @pytest.mark.parametrize(("family", "kind", "size", "layers"), CASES)
+@pytest.mark.one_in(3)
 async def test_a_group_gives_the_tokens_of_one_process(
     engine, tmp_path, family, kind, size, layers
 ):
@@ -46,6 +47,7 @@ async def test_a_group_gives_the_tokens_of_one_process(
 @pytest.mark.parametrize(
     ("family", "tuning"), [("qwen3_next", {}), ("qwen3_next_wide", {"kv_bits": 8})]
 )
+@pytest.mark.one_in(2)
 async def test_ranks_of_which_one_alone_has_keys_agree_on_what_they_try(
     engine, tmp_path, family, tuning
 ):

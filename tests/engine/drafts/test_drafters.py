@@ -82,6 +82,7 @@ def expected_logits(theirs, kept, network, tokens, state, latest):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lengths", [LENGTHS[:1], LENGTHS[2:], LENGTHS])
+@pytest.mark.one_in(3)
 def test_an_assistant_sees_the_latest_keys_of_every_row(gemma, lengths, way):
     network = loaded(gemma / "model")
     assistant = built(gemma / "head", network)
@@ -189,6 +190,7 @@ def states_of(counts, seed):
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.one_in(3)
 def test_a_block_is_that_of_upstream_for_rows_of_unlike_length(block_pair, kind):
     network, head = block_pair(kind)
     ours, (theirs, _) = built(head, network), load_drafter(str(head), "dflash")

@@ -116,6 +116,7 @@ def pairs(tmp_path_factory):
 )
 # Together they have every sampling.
 @pytest.mark.parametrize(("rows", "seed"), [(1, 4), (5, 5)])
+@pytest.mark.one_in(3)
 def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seed, is_right):
     pair = pairs(family, is_right=is_right)
     requests = requests_of(seed, rows, longest=28)
@@ -131,6 +132,7 @@ def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, row
     "sampling", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=5)]
 )
 @pytest.mark.parametrize("family", KINDS)
+@pytest.mark.one_in(3)
 def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, sampling, family):
     pair = pairs(family, is_right=True)
     requests = [
@@ -150,6 +152,7 @@ def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, samplin
 
 
 @pytest.mark.parametrize("family", [*KINDS, "glm_moe_dsa", "glm5_next"])
+@pytest.mark.one_in(3)
 def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     network, head = pairs(family, is_right=True)
     rng = random.Random(4)

@@ -41,6 +41,7 @@ def repeating(name, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("rows", "seeds"), CROWDS)
+@pytest.mark.one_in(3)
 def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows, seeds):
     network = networks(family)
     accepted = 0
@@ -64,6 +65,7 @@ def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
+@pytest.mark.one_in(2)
 def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family, caplog):
     network, requests = networks(family), requests_of_one_prefix(3, 16, 20)
     expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}

@@ -37,6 +37,7 @@ def kinds(caches):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", WIDE)
 @pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.one_in(3)
 def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(networks, family, bits, name):
     request = make_request("second", PROMPTS[name])
     options = {"batches": False, "kv_bits": bits}

@@ -62,6 +62,7 @@ def driver_of(network, draft, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("rows", "seeds", "other"), [(*CROWDS[0], "qwen3"), (*CROWDS[1], "llama")])
+@pytest.mark.one_in(3)
 def test_a_reply_is_the_same_whoever_drafts(networks, family, rows, seeds, other):
     network, drafted = networks(family), 0
     for seed in seeds:
@@ -137,6 +138,7 @@ def test_its_passes_replace_those_of_the_model(networks):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+@pytest.mark.one_in(2)
 def test_it_is_the_same_while_rows_come_go_and_pause(networks, family):
     network, requests = networks(family), requests_of_one_prefix(4, 16, 60)
     # All at once; that each gets them alone too is in test_loop and test_speculation.
@@ -259,6 +261,7 @@ def priced(fresh_caches, seconds):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.one_in(2)
 def test_a_wrong_draft_model_is_hardly_asked_whatever_was_measured_at_load(networks, rows):
     def seconds(tokens):
         return 1.0 + 0.1 * tokens

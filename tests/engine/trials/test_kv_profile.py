@@ -33,6 +33,7 @@ def taken(network, lengths, **tuning) -> int:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("lengths", [[300], [40, 300, 9]], ids=["alone", "together"])
+@pytest.mark.one_in(3)
 def test_caches_take_what_is_expected_or_a_little_less(networks, family, lengths):
     profile = profile_of(networks(family))
     longest = max(lengths) + 40

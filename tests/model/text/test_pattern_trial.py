@@ -73,6 +73,7 @@ def test_a_pattern_that_does_not_end_is_refused_by_name(tmp_path, pattern, name)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", GROWING)
+@pytest.mark.one_in(2)
 def test_a_pattern_whose_time_grows_reads_short_texts_here(tmp_path, pattern):
     assert 0 < direct_chars(directory_of(tmp_path, pattern)) < MAX_DIRECT_CHARS
 

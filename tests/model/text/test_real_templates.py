@@ -170,6 +170,7 @@ def test_a_question_is_rendered(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_in(3)
 def test_odd_tools_are_shown(name):
     found = template(name)
     if not found.supports_tools:
@@ -181,6 +182,7 @@ def test_odd_tools_are_shown(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_in(3)
 def test_the_form_of_a_tool_depends_on_no_other(name):
     found = template(name)
     if not found.supports_tools:
@@ -298,6 +300,7 @@ LATER = [
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_in(3)
 def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(name):
     found = template(name)
     for shape in LATER:

@@ -116,6 +116,7 @@ def thought_of(family, text, *, is_open):
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 @pytest.mark.parametrize("is_spelled", [False, True], ids=["ids", "text"])
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.one_in(3)
 def test_no_reply_holds_more_tokens_of_thought_than_the_budget(name, is_spelled, is_open):
     family, random = FAMILIES[name], Random(name)
     vocabulary = vocabulary_of(family, is_spelled=is_spelled)

@@ -131,6 +131,7 @@ def test_a_wrong_call_is_refused_even_among_text(name, has_tokens, valid, invali
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "has_tokens"), CASES)
 @pytest.mark.parametrize("rule", [REQUIRED, AUTO], ids=["required", "auto"])
+@pytest.mark.one_in(3)
 def test_whatever_the_grammar_allows_is_parsed_into_valid_calls(name, has_tokens, rule):
     random = Random(f"{name} {has_tokens} {rule.least}")
     grammar, vocabulary = compiled(name, has_tokens, rule), vocabulary_of(name, has_tokens)
