@@ -95,6 +95,10 @@ LAGUNA: Mapping[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
     "qkv_bias": False,
     "rope_parameters": {
         kind: {"rope_theta": 10000.0, "rope_type": "default"}

@@ -1,5 +1,7 @@
 """Families whose towers cannot be tiny with mlx-vlm's own code: equal to mlx-vlm, in small."""
 
+from functools import cache
+
 import grpc
 import numpy as np
 import pytest
@@ -26,10 +28,21 @@ def agree(ours, theirs):
     return len(theirs) > 1 and ours[: len(theirs)] == theirs
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the directory of a family and mlx-vlm's reference for it, made once: they are large."""
+
+    @cache
+    def of(family):
+        directory = build_vision_model(family, tmp_path_factory.mktemp(family))
+        return directory, Reference(directory)
+
+    return of
+
+
 @pytest.mark.parametrize("family", ["fastvlm", "gemma3n"])
-async def test_pictures_are_read_as_mlx_vlm_reads_them(tmp_path, family):
-    directory = build_vision_model(family, tmp_path)
-    reference = Reference(directory)
+async def test_pictures_are_read_as_mlx_vlm_reads_them(built, family):
+    directory, reference = built(family)
     questions = {"What is it?": [picture(1)], "ba bi": [picture(2, (96, 48))], "Text, be bi.": []}
     async with served(directory, TrustRemoteCode=True) as backend:
         ours = [await reply(backend, text, **shown(*images)) for text, images in questions.items()]
@@ -40,9 +53,8 @@ async def test_pictures_are_read_as_mlx_vlm_reads_them(tmp_path, family):
         assert agree(tokens, reference.tokens(messages, COUNT))
 
 
-async def test_gemma3n_hears_sounds_as_mlx_vlm_does(tmp_path):
-    directory = build_vision_model("gemma3n", tmp_path)
-    reference = Reference(directory)
+async def test_gemma3n_hears_sounds_as_mlx_vlm_does(built):
+    directory, reference = built("gemma3n")
     content = [{"type": "audio"}, {"type": "text", "text": "What is it?"}]
     async with served(directory, TrustRemoteCode=True) as backend:
         heard = {
@@ -61,9 +73,9 @@ def tone(hertz):
     return (np.round(np.sin(2 * np.pi * hertz * times) * 16_000) / 32_768).astype(np.float32)
 
 
-async def test_a_sound_that_gemma3n_would_cut_is_refused(tmp_path):
+async def test_a_sound_that_gemma3n_would_cut_is_refused(built):
     """Upstream contract: its processor drops what comes after 30 s without a word."""
-    directory = build_vision_model("gemma3n", tmp_path)
+    directory, _ = built("gemma3n")
     request = chat([user("What is it?")], Audios=[wav(np.zeros(31 * 16_000))], Tokens=1)
     async with served(directory, TrustRemoteCode=True) as backend:
         code, details = await code_of(backend.stub.Predict(request))
