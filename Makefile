@@ -45,7 +45,7 @@ demo: $(RUNTIME) ## Run the main job on the embedded model: thought, tool call, 
 CACHED = PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX='$(CURDIR)/build/pycache' $(PYTHON)
 PYTEST = $(CACHED) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --ignore tests/real
 
-test: $(STAMP) ## Run all tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
+test: $(STAMP) ## Run the tests (CPU, real tiny models, a real socket); PYTEST_FLAGS=--cov for coverage
 	$(PYTEST) $(PYTEST_FLAGS)
 
 test-thorough: $(STAMP) ## Run every case of the tests of which `make test` runs one case in a few
