@@ -30,7 +30,7 @@ def agree(ours, theirs):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Return the directory of a family and mlx-vlm's reference for it, made once: they are large."""
+    """Return the directory of a family, and mlx-vlm's reference: made once, as they are large."""
 
     @cache
     def of(family):
