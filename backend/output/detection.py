@@ -3,12 +3,20 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL
 from backend.core.step import Delta, ToolCallDelta
-from backend.formats.dialects import Characters, Id, Maybe, Part, Slot, Template, text_of
+from backend.formats.dialects import (
+    Characters,
+    Id,
+    Maybe,
+    Part,
+    Slot,
+    Template,
+    text_of,
+)
 from backend.formats.format import (
     FORCED,
     NO_REASONING,
@@ -19,6 +27,7 @@ from backend.formats.format import (
     ToolFormat,
 )
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from backend.formats.spelling import Spelling, spelling_in
 from backend.output.reply_format import OutputFormat, warn_once
 from backend.output.router import Router
 
@@ -93,6 +102,25 @@ def _part_pattern(part: Part) -> str:
 def _squeezed(text: str) -> str:
     """Return a text without whitespace, in which templates and models vary."""
     return "".join(text.split())
+
+
+def spelling_of(
+    tool_format: ToolFormat, has: Callable[[str], bool] = lambda _: False
+) -> Spelling | None:
+    """Return how a model writes calls, if that can be told and its format reads them so.
+
+    Args:
+        has: Tells whether the model has a marker.
+    """
+    example = {"name": EXAMPLE_CALL.name, "arguments": _ARGUMENTS}
+    for frame in tool_format.frames:
+        is_own = not frame.needs or has(frame.needs)
+        if frame.is_lapse or not is_own or (frame.lacks and has(frame.lacks)):
+            continue
+        spelling = spelling_in(frame)
+        if spelling is not None and _can_read(tool_format, spelling.written([example])):
+            return spelling
+    return None
 
 
 log = logging.getLogger(__name__)

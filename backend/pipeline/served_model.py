@@ -17,7 +17,7 @@ from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedE
 from backend.formats.format import FormatEvidence
 from backend.formats.registry import TASK_MARKS, TURN_STARTS
 from backend.model.text.guard import NO_GUARD, Guard, Marks
-from backend.output.detection import detect
+from backend.output.detection import detect, spelling_of
 from backend.pipeline.constraints import Constraints
 from backend.pipeline.media_placement import PlacementMemory
 from backend.pipeline.worker_pool import Quota
@@ -72,16 +72,17 @@ class ServedModel:
                 "(option write_tools:false leaves them out)",
                 loaded.card.name,
             )
-        output_format = detect(
-            FormatEvidence(
-                vocabulary=loaded.tokenizer.vocabulary,
-                chat_template=loaded.template.text,
-                written_call=loaded.template.written_call,
-                is_told_here=loaded.template.writes_tools,
-                tool_parser=options.tuning.text.tool_parser,
-                reasoning_parser=options.tuning.text.reasoning_parser,
-            )
+        evidence = FormatEvidence(
+            vocabulary=loaded.tokenizer.vocabulary,
+            chat_template=loaded.template.text,
+            written_call=loaded.template.written_call,
+            is_told_here=loaded.template.writes_tools,
+            tool_parser=options.tuning.text.tool_parser,
+            reasoning_parser=options.tuning.text.reasoning_parser,
         )
+        output_format = detect(evidence)
+        if spelling := spelling_of(output_format.tools, evidence.has):
+            loaded.template.spell_calls(spelling)
         if options.tuning.text.calls_in_thoughts == "call":
             output_format = output_format.without_drafts()
         return cls(

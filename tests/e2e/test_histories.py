@@ -1,12 +1,15 @@
 """Histories with calls through the socket, on templates that do not take them as they are."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 from serving import chat, code_of, served
 from tool_conversations import ANSWERED, TWO_CALLS, WEATHER
+
+from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
 
@@ -39,6 +42,23 @@ async def test_a_history_with_two_calls_is_answered(shared, tiny_models, name, m
     async with shared(tiny_models("llama"), Options=options) as backend:
         assert (await backend.stub.Predict(request)).tokens <= 2
         assert (await backend.stub.TokenizeString(request)).length > 50
+
+
+@pytest.mark.parametrize("content", ["", "Let me see."])
+async def test_calls_that_a_template_leaves_out_are_read_as_the_family_writes_them(
+    shared, tiny_models, content
+):
+    options = [f"chat_template:{TEMPLATES / 'no_calls.jinja'}"]
+    asked, calling, *results = TWO_CALLS
+    messages = [asked, replace(calling, content=content), *results]
+    request = chat([as_sent(message) for message in messages], tools=[WEATHER.schema])
+    async with shared(tiny_models("llama"), Options=options) as backend:
+        tokens = (await backend.stub.TokenizeString(request)).tokens
+        text = (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=tokens))).content
+    calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in calling.tool_calls]
+    written = f"{content}\n" if content else ""
+    written += f"<|tool_call|>{json.dumps(calls, ensure_ascii=False)}<|end_of_text|>"
+    assert f"<|start_of_role|>assistant<|end_of_role|>{written}" in text
 
 
 async def test_the_log_says_how_the_format_of_calls_was_found(tiny_models, caplog):

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
-from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
-from backend.formats.thoughts import THINK
+from backend.formats.spelling import PARAGRAPH, PLAIN, Spelling
 
 Turn: TypeAlias = Mapping[str, JsonValue]
 
@@ -33,6 +32,7 @@ class CallStyle:
         one_call: Whether every call must be a separate turn.
         calls_as_text: Whether calls must be text.
         results_as_text: Whether results must be text too.
+        spelling: How calls are written if they must be text.
     """
 
     arguments_as_text: bool = False
@@ -41,6 +41,7 @@ class CallStyle:
     one_call: bool = False
     calls_as_text: bool = False
     results_as_text: bool = False
+    spelling: Spelling | None = None
 
 
 def check_roles(messages: Sequence[Message], template_text: str) -> None:
@@ -150,7 +151,6 @@ def _object_or_text(arguments: str) -> JsonValue:
 
 Repair: TypeAlias = Callable[[Sequence[Turn]], Sequence[Turn]]
 
-PARAGRAPH = "\n\n"
 # Some templates refuse a user right after results. Mistral's own agent answers in these words.
 ACKNOWLEDGEMENT = "Understood."
 
@@ -436,9 +436,10 @@ def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
         turns = part_content(turns, style.empty_content)
     if style.one_call:
         turns = split_calls(turns)
+    spelling = style.spelling or PLAIN
     if style.results_as_text:
-        return spell_calls_and_results(turns)
-    return spell_calls(turns) if style.calls_as_text else turns
+        return spell_calls_and_results(turns, spelling)
+    return spell_calls(turns, spelling) if style.calls_as_text else turns
 
 
 def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
@@ -486,18 +487,18 @@ def join_replies(turns: Sequence[Turn]) -> list[Turn]:
     return list(joined.values())
 
 
-def spell_calls(turns: Sequence[Turn]) -> list[Turn]:
+def spell_calls(turns: Sequence[Turn], spelling: Spelling = PLAIN) -> list[Turn]:
     """Write calls as text, for templates that only support results."""
-    return [_spelled(turn) for turn in turns]
+    return [_spelled(turn, spelling) for turn in turns]
 
 
-def spell_calls_and_results(turns: Sequence[Turn]) -> list[Turn]:
+def spell_calls_and_results(turns: Sequence[Turn], spelling: Spelling = PLAIN) -> list[Turn]:
     """Write calls and results as text, for templates without tool support."""
     results = [
         {"role": "user", "content": turn["content"]} if turn["role"] == "tool" else turn
         for turn in turns
     ]
-    return merge_turns(spell_calls(results))
+    return merge_turns(spell_calls(results, spelling))
 
 
 # From those that change least to the last resort.
@@ -558,25 +559,15 @@ def _result_of(call: JsonValue, results: Sequence[Turn]) -> Turn | None:
     return next(iter(named or nameless), None)
 
 
-def _spelled(turn: Turn) -> Turn:
+def _spelled(turn: Turn, spelling: Spelling) -> Turn:
     if not (calls := calls_of(turn)):
         return turn
     functions = [call["function"] for call in calls if isinstance(call, Mapping)]
-    lines = [escape_marks(json.dumps(function, ensure_ascii=False)) for function in functions]
+    written = spelling.written([each for each in functions if isinstance(each, Mapping)])
     content = turn["content"]
-    text = [content] if isinstance(content, str) and content else []
+    text = f"{content}{spelling.after_content}" if isinstance(content, str) and content else ""
     others = {key: value for key, value in turn.items() if key != "tool_calls"}
-    return {**others, "content": PARAGRAPH.join([*text, "\n".join(lines)])}
-
-
-def escape_marks(text: str) -> str:
-    """Return JSON of the same value, of which templates and readers of calls drop no part.
-
-    Many a template drops all of a reply before the last end of a thought.
-    """
-    for mark in (THINK.end, HERMES_OPENER, HERMES_CLOSER):
-        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
-    return text
+    return {**others, "content": f"{text}{written}"}
 
 
 def _is_text(turn: Turn) -> bool:

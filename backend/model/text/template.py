@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from backend.core.prompt import EXAMPLE_CALL, MediaKind, Message, Placement, Tool
 from backend.errors import InvalidRequestError
+from backend.formats.spelling import Spelling
 from backend.model.text.conversation import check_roles, to_turns
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import (
@@ -66,13 +67,19 @@ class ChatTemplate:
             abilities = probe(renderer, text) if renderer else Abilities()
         self.tool_forms = ToolForms(renderer) if renderer else None
         self._efforts = Efforts(renderer) if renderer else None
-        self._form = abilities.form
+        self._abilities = abilities
         self.writes_tools = writes_tools and not abilities.supports_tools
         self.supports_tools = abilities.supports_tools or writes_tools
         self.supports_thinking = abilities.supports_thinking
         self.written_call = (
             written_call(EXAMPLE_CALL) if self.writes_tools else abilities.written_call
         )
+
+    def spell_calls(self, spelling: Spelling) -> None:
+        """Write earlier calls in this way if the template writes none; call it before `render`."""
+        form = self._abilities.form
+        calls = replace(form.calls, spelling=spelling)
+        self._abilities = replace(self._abilities, form=replace(form, calls=calls))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
         """Return the prompt, up to the start of the reply.
@@ -96,9 +103,10 @@ class ChatTemplate:
             raise InvalidRequestError("Tools", _NO_TOOLS)
         if tools and self.writes_tools:
             messages, tools = with_written_tools(messages, tools), ()
-        given = to_turns(messages, self._form.calls)
-        texts = said(given) if self._form.shows_text else ()
-        turns = self._form.of(given)
+        form = self._abilities.form
+        given = to_turns(messages, form.calls)
+        texts = said(given) if form.shows_text else ()
+        turns = form.of(given)
         try:
             options = self._efforts.fitted(options)
             if not tools:

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
 from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
-from backend.model.text.conversation import CallStyle, Turn, escape_marks, to_turns
+from backend.formats.spelling import PARAGRAPH, escape_marks
+from backend.model.text.conversation import CallStyle, Turn, to_turns
 from backend.model.text.renderer import Renderer, RenderError, Schema, render
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 _RESULT_ROLES = frozenset({"tool", "function"})
-_PARAGRAPH = "\n\n"
 _INTRODUCTION = """\
 You can call functions. Each line between <tools> and </tools> describes one in JSON:
 <tools>
@@ -43,7 +43,7 @@ def with_written_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> li
     first = next((n for n, each in enumerate(messages) if each.role not in _SYSTEM_ROLES), None)
     leading = list(messages[:first])
     system = leading.pop() if leading else Message(role="system")
-    between = _PARAGRAPH if system.content else ""
+    between = PARAGRAPH if system.content else ""
     shown = replace(system, content=f"{system.content}{between}{_introduction(tools)}")
     rest = () if first is None else messages[first:]
     return [*leading, shown, *_spelled(rest)]

@@ -196,8 +196,7 @@ class IsolatedTemplate(ChatTemplate):
         self._source = source
         self.seconds = seconds
         self._processes = processes
-        self._abilities = self._found()
-        super().__init__(None, source.with_tools, self._abilities, writes_tools=writes_tools)
+        super().__init__(None, source.with_tools, self._found(), writes_tools=writes_tools)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
         """Return the prompt up to the start of the reply; see `ChatTemplate`."""
