@@ -8,15 +8,7 @@ from typing import TypeVar
 
 from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL
 from backend.core.step import Delta, ToolCallDelta
-from backend.formats.dialects import (
-    Characters,
-    Id,
-    Maybe,
-    Part,
-    Slot,
-    Template,
-    text_of,
-)
+from backend.formats.dialects import Characters, Id, Maybe, Part, Slot, Template, text_of
 from backend.formats.format import (
     FORCED,
     NO_REASONING,
