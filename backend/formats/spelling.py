@@ -49,29 +49,37 @@ class Spelling:
         Args:
             functions: The name and arguments of each; arguments that are no object are a text.
         """
-        if self is not PLAIN and not all(map(self._can_write, functions)):
-            return PLAIN.written(functions)
-        return f"{self.begin}{self.separator.join(map(self._call, functions))}{self.end}"
+        try:
+            return _written(self if all(map(self._can_write, functions)) else PLAIN, functions)
+        except RecursionError:
+            # The encoder of JSON follows nested values further.
+            return _written(PLAIN, functions)
 
     def _can_write(self, function: Mapping[str, object]) -> bool:
         arguments = function["arguments"]
         if not isinstance(arguments, Mapping):
-            return False
+            return self is PLAIN
         return not self.has_literals or all(map(str.isidentifier, arguments))
-
-    def _call(self, function: Mapping[str, object]) -> str:
-        before, between, after = self.call
-        arguments = function["arguments"]
-        if self.has_literals and isinstance(arguments, Mapping):
-            pairs = (f"{key}={_literal(value)}" for key, value in arguments.items())
-            text = ", ".join(pairs)
-        else:
-            text = _json(arguments)
-        name = _json(function["name"])[1:-1]
-        return f"{before}{escape_marks(name)}{between}{escape_marks(text)}{after}"
 
 
 PLAIN = Spelling()
+
+
+def _written(spelling: Spelling, functions: Sequence[Mapping[str, object]]) -> str:
+    calls = (_call(spelling, function) for function in functions)
+    return f"{spelling.begin}{spelling.separator.join(calls)}{spelling.end}"
+
+
+def _call(spelling: Spelling, function: Mapping[str, object]) -> str:
+    before, between, after = spelling.call
+    arguments = function["arguments"]
+    if spelling.has_literals and isinstance(arguments, Mapping):
+        pairs = (f"{key}={_literal(value)}" for key, value in arguments.items())
+        text = ", ".join(pairs)
+    else:
+        text = _json(arguments)
+    name = _json(function["name"])[1:-1]
+    return f"{before}{escape_marks(name)}{between}{escape_marks(text)}{after}"
 
 
 def spelling_in(frame: Frame) -> Spelling | None:
