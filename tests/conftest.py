@@ -46,7 +46,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are cores: each often waits for a process of its own."""
-    return 1 + len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return 1 + (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
 # Whatever parameters a test has, multiples of it spread over the cases evenly.
@@ -59,16 +60,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.option.thorough:
         return
     counts: Counter[str] = Counter()
-    left_out = []
+    left_out: dict[pytest.Item, None] = {}
     for item in items:
         if mark := item.get_closest_marker("one_in"):
             name = item.nodeid.partition("[")[0]
             if counts[name] * _GOLDEN_RATIO % 1 >= 1 / mark.args[0]:
-                left_out.append(item)
+                left_out[item] = None
             counts[name] += 1
-    config.hook.pytest_deselected(items=left_out)
-    gone = set(left_out)
-    items[:] = [item for item in items if item not in gone]
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_configure() -> None:

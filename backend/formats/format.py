@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
-from backend.formats.dialects import Dialect, Messages, Reading, Template
+from backend.formats.dialects import Dialect, Messages, Reading, Template, text_of
 
 _SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>")
 
@@ -123,6 +123,13 @@ class Frame:
     is_lead: bool = False
     is_block: bool = True
     is_lapse: bool = False
+
+    @property
+    def first_call(self) -> Template:
+        """The text from the opener to the end of the first call."""
+        call = self.call or self.dialect.call
+        has_opener = text_of(call[:1]).startswith(self.opener)
+        return (*(() if has_opener else (self.opener,)), *self.begin, *call)
 
 
 def calls_between(

@@ -97,9 +97,8 @@ def spelling_in(frame: Frame) -> Spelling | None:
     if not is_fixed or not (is_python or isinstance(dialect, Objects)):
         return None
     quote = '"' if name is QUOTED_NAME else ""
-    opener = "" if text_of(before).startswith(frame.opener) else frame.opener
     return Spelling(
-        begin=f"{opener}{text_of(frame.begin)}",
+        begin=text_of(frame.first_call[: -len(call)]),
         call=(f"{text_of(before)}{quote}", f"{quote}{text_of(between)}", text_of(after)),
         separator=text_of(frame.separator),
         end=frame.end,

@@ -14,7 +14,6 @@ from backend.formats.format import (
     NO_REASONING,
     NO_TOOLS,
     FormatEvidence,
-    Frame,
     ReasoningFormat,
     ToolFormat,
 )
@@ -44,7 +43,9 @@ def _closeness(tool_format: ToolFormat, written_call: str) -> int:
     text = _squeezed(written_call)
     lengths = [
         len(_squeezed(text_of(whole)))
-        for whole in (_whole_call(frame) for frame in tool_format.frames if not frame.is_lapse)
+        for whole in (
+            (*frame.first_call, frame.end) for frame in tool_format.frames if not frame.is_lapse
+        )
         if re.search(_pattern(whole), text)
     ]
     return max(lengths) if lengths and _can_read(tool_format, written_call) else 0
@@ -63,14 +64,6 @@ def _call_of(deltas: Iterable[Delta]) -> tuple[str, object]:
     pieces = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
     name = "".join(piece.name for piece in pieces)
     return name, json.loads("".join(piece.arguments for piece in pieces))
-
-
-def _whole_call(frame: Frame) -> Template:
-    """Return the text of one call from its opener to its end."""
-    call = frame.call or frame.dialect.call
-    has_opener = text_of(call[:1]).startswith(frame.opener)
-    opener = () if has_opener else (frame.opener,)
-    return (*opener, *frame.begin, *call, frame.end)
 
 
 def _pattern(template: Template) -> str:

@@ -333,7 +333,8 @@ class Router:
         begun = rest.strip()
         if not begun or begun[0].isalnum() or not self._is_after_call:
             return rest
-        self.ended_mid_call = any(each.startswith(rest) for each in self._format.tools.openers)
+        if any(opener.startswith(rest) for opener in self._format.tools.openers):
+            self.ended_mid_call = True
         return ""
 
     def _unscanned(self) -> str:

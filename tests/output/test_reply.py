@@ -47,6 +47,14 @@ def test_the_token_at_the_limit_has_text_and_is_counted():
     assert cursor.completion_tokens == 2
 
 
+@pytest.mark.parametrize(
+    ("end", "reason"), [("\n<tool_ca", FinishReason.LENGTH), ("", FinishReason.TOOL_CALLS)]
+)
+def test_a_limit_inside_the_opener_of_another_call_is_the_reason(end, reason):
+    found = play(make_spec(), [f"{CALL}{end}"], FinishReason.LENGTH)
+    assert (found.content, len(found.tool_calls), found.finish.reason) == ("", 1, reason)
+
+
 def test_the_token_that_completes_a_stop_string_is_not_counted():
     cursor = make_cursor(["a S", "TO", "P b", "c"], stop_strings=("STOP",), wants_logprobs=True)
     assert cursor.advance(Steps.of(step(0))) == ((ContentDelta("a "),), None)

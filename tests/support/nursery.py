@@ -59,7 +59,6 @@ LATER = "MLX_BACKEND_TEST_LATER"
 FAULT = "MLX_BACKEND_TEST_FAULT"
 SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT = 0x8000
-PR_SET_PDEATHSIG = 1
 LIMIT_BYTES = 2**20
 
 
@@ -216,6 +215,8 @@ def try_at_load() -> None:
 
 def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     """Become what `start_python` starts."""
+    from backend.engine import processes
+
     _, (module, is_heard, niceness), environment, _ = order
     stderr, connection = descriptors
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -223,7 +224,7 @@ def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
         os.dup2(stderr if number == sys.stderr.fileno() and int(is_heard) else nothing, number)
     for number in (stderr, nothing):
         os.close(number)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    processes.die_with_parent(os.getppid())
     os.nice(int(niceness))
     os.environ.clear()
     os.environ.update(environment)

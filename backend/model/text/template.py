@@ -78,8 +78,9 @@ class ChatTemplate:
     def spell_calls(self, spelling: Spelling) -> None:
         """Write earlier calls in this way if the template writes none; call it before `render`."""
         form = self._abilities.form
-        calls = replace(form.calls, spelling=spelling)
-        self._abilities = replace(self._abilities, form=replace(form, calls=calls))
+        if form.calls.calls_as_text or form.calls.results_as_text:
+            calls = replace(form.calls, spelling=spelling)
+            self._abilities = replace(self._abilities, form=replace(form, calls=calls))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options) -> str:
         """Return the prompt, up to the start of the reply.
