@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from serving import (
     SPOKEN,
+    Stderr,
     chat,
     code_of,
     goes_on_after_a_loss,
@@ -143,8 +144,9 @@ async def test_one_that_nobody_asked_for_and_that_is_broken_stops_no_load(tmp_pa
     async with served(directory) as backend:
         assert (await stream(backend.stub, spoken())).message
         assert not (await inspect(backend)).model.draft_model
-        assert "WARNING" in (log := capfd.readouterr().err)
-        assert "the MTP head of" in log
+        log = Stderr(capfd)
+        await log.holds("the MTP head of")
+        assert "WARNING" in log.text
         code, details = await code_of(backend.load(directory, Options=["speculation:mtp"]))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details.startswith("speculation: ")
@@ -154,10 +156,10 @@ async def test_one_that_nobody_asked_for_and_that_is_broken_stops_no_load(tmp_pa
 async def test_the_log_says_which_of_two_heads_drafts_and_why(models, tmp_path, capfd):
     head = add_head(shutil.copytree(models / "qwen3_5", tmp_path / "model"), tmp_path / "head")
     async with served(models / "qwen3_5", DraftModel=str(head)):
-        log = capfd.readouterr().err
-    assert f"{head} (MTP head, 0.00 GB) drafts" in log
-    assert "it drafts where a request's grammar and text do not" in log
-    assert f"the MTP head in {models / 'qwen3_5'} does not draft: draft_model wins" in log
+        log = Stderr(capfd)
+        await log.holds(f"{head} (MTP head, 0.00 GB) drafts")
+        await log.holds("it drafts where a request's grammar and text do not")
+        await log.holds(f"the MTP head in {models / 'qwen3_5'} does not draft: draft_model wins")
 
 
 async def test_it_is_not_loaded_where_nothing_may_draft(models):
