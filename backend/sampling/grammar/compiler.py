@@ -250,6 +250,8 @@ def _reason(error: str) -> str:
         return "is too large"
     if reason == "NoExtensionBias":
         return "no text can complete it"
+    if "oneOf constraints" in reason:
+        return "schemas of 'oneOf' may overlap: 'anyOf' allows that"
     return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", reason)[:300]
 
 

@@ -6,7 +6,7 @@ their authors expect them to have an effect.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.gbnf_rules import longest_chain, reachable
+from backend.sampling.grammar.schema_dialects import in_usual_keywords
+from backend.sampling.grammar.string_formats import FORMATS, with_spelled_format
 from backend.sampling.grammar.writer import LarkGrammar, escaped
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -80,26 +82,6 @@ def steps(pointer: str) -> list[str]:
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
-_DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
-_TIME = (
-    r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
-)
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST = rf"{_LABEL}(\.{_LABEL})*"
-_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-_HEX = "[0-9a-fA-F]"
-FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "duration": r"P([0-9]+W|[0-9]+[YMD]|([0-9]+D)?T[0-9]+[HMS])",
-    "email": rf"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@{_HOST}",
-    "hostname": _HOST,
-    "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
-    "ipv6": rf"({_HEX}{{1,4}}:){{7}}{_HEX}{{1,4}}|::({_HEX}{{1,4}}:){{0,5}}{_HEX}{{1,4}}|::",
-    "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
-    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[A-Za-z0-9._~:\x2f?#\[\]@!$&'()*+,;=%-]+",
-}
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
@@ -352,6 +334,29 @@ def type_names(schema: Schema) -> frozenset[str]:
     return frozenset([value] if isinstance(value, str) else value)
 
 
+def _changed(keyword: str, value: object, change: Callable[[AnySchema], AnySchema]) -> object:
+    """Return the value of a keyword, with the schemas that it holds changed."""
+    if keyword in _LIST | {"items"} and isinstance(value, list):
+        return [change(part) if isinstance(part, Mapping | bool) else part for part in value]
+    if keyword in _NAMED | _DEFINITIONS and isinstance(value, Mapping):
+        return {
+            name: change(part) if isinstance(part, Mapping | bool) else part
+            for name, part in value.items()
+        }
+    if keyword in _ONE and isinstance(value, Mapping | bool):
+        return change(value)
+    return value
+
+
+def _usual(schema: Schema) -> Schema:
+    """Return a schema in usual keywords, to the last of its parts."""
+
+    def part(part: AnySchema) -> AnySchema:
+        return part if isinstance(part, bool) else _usual(part)
+
+    return {key: _changed(key, value, part) for key, value in in_usual_keywords(schema).items()}
+
+
 class _Tightening:
     """Copies a schema while making it stricter."""
 
@@ -391,16 +396,11 @@ class _Tightening:
             self._restrict_keys(tight)
         if "string" in names and self._pattern:
             self._restrict_text(tight)
-        return tight
+        return with_spelled_format(tight)
 
     def _part(self, keyword: str, value: object) -> object:
-        if keyword in _CHOICES | {"prefixItems", "items"} and isinstance(value, list):
-            return [self.schema(part) for part in value]
-        if keyword in _NAMED | _DEFINITIONS and isinstance(value, Mapping):
-            return {name: self.schema(part) for name, part in value.items()}
-        if keyword in _ONE and isinstance(value, Mapping | bool):
-            return self.schema(value)
-        return value
+        # The parts of `allOf` apply together: none of them may be closed.
+        return value if keyword == "allOf" else _changed(keyword, value, self.schema)
 
     def _any_value(self) -> Schema:
         self._has_any_value = True
@@ -439,7 +439,7 @@ class _Opening(_Tightening):
 
     def whole(self, schema: Schema) -> dict[str, Any]:
         copy = {keyword: self._part(keyword, value) for keyword, value in schema.items()}
-        names = type_names(schema)
+        copy, names = with_spelled_format(copy), type_names(schema)
         if (_GIVEN | COMBINATIONS) & copy.keys():
             return copy
         if "array" in names and not {"items", "prefixItems"} & copy.keys():
@@ -476,7 +476,7 @@ def schema_to_lark(text: str) -> LarkGrammar:
     Raises:
         GrammarError: The text is not a schema, or cannot be enforced.
     """
-    schema = _parsed(text)
+    schema = _usual(_parsed(text))
     require_bounded(walk(schema))
     fields = {**_with_short_numbers(schema), "x-guidance": SETTINGS}
     return LarkGrammar("%json " + json.dumps(fields))

@@ -9,10 +9,9 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urldefrag, urljoin
 
 from backend.sampling.grammar.schema import (
-    FORMATS,
     IMPLIED_TYPES,
     NUMBER_FORMATS,
     AnySchema,
@@ -22,6 +21,13 @@ from backend.sampling.grammar.schema import (
     type_of,
     words,
 )
+from backend.sampling.grammar.schema_dialects import (
+    is_idle,
+    tag_of,
+    with_declared_names,
+    with_required_tag,
+)
+from backend.sampling.grammar.string_formats import FORMATS
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _SPELLINGS = {
@@ -44,8 +50,8 @@ _LIST_SUFFIX = "[]"
 # They restrict values, but no grammar can express it.
 _LOST = words(
     "not if then else contains minContains maxContains uniqueItems propertyNames dependentRequired "
-    "dependentSchemas dependencies unevaluatedProperties unevaluatedItems contentSchema "
-    "divisibleBy extends disallow"
+    "dependentSchemas dependencies unevaluatedProperties unevaluatedItems divisibleBy extends "
+    "disallow"
 )
 # From Rust, like those of OpenAPI.
 _NUMBER_FORMATS = NUMBER_FORMATS | words("int8 int16 uint uint8 uint16 uint32 uint64")
@@ -239,6 +245,7 @@ class Repair:
         self._waiting: deque[tuple[str, str]] = deque()
         self._count = 0
         self._nested: dict[str, str] | None = None
+        self._resources: dict[str, str] | None = None
         self.root = self._schema(root, "#", 0)
         while self._waiting:
             name, pointer = self._waiting.popleft()
@@ -259,9 +266,11 @@ class Repair:
             return self._fields(value, pointer, depth)
         return True
 
-    def _fields(self, source: Schema, pointer: str, depth: int) -> AnySchema:
-        for keyword in sorted(_LOST):
-            if keyword in source and not (keyword in ("then", "else") and "if" not in source):
+    def _fields(self, written: Schema, pointer: str, depth: int) -> AnySchema:
+        source = with_required_tag(with_declared_names(written))
+        for keyword in sorted(_LOST & source.keys()):
+            is_alone = keyword in ("then", "else") and "if" not in source
+            if not (is_alone or is_idle(keyword, source[keyword])):
                 self._drop(f"{pointer}/{keyword}", "cannot be expressed in a grammar")
         fields = self._values(_of_this_draft(source), pointer)
         fields |= self._parts(source, pointer, depth)
@@ -306,7 +315,7 @@ class Repair:
         for keyword in filter(source.__contains__, _CHOICES):
             fields |= self._list(keyword, source[keyword], pointer, depth)
         if "oneOf" in fields:
-            self._open_choice(fields, pointer)
+            self._open_choice(fields, pointer, has_tag=bool(tag_of(source)))
         fields |= self._one("additionalProperties", source, pointer, depth)
         return fields | self._items(source, pointer, depth)
 
@@ -342,10 +351,10 @@ class Repair:
         self._drop(f"{pointer}/{keyword}", "is no list of schemas")
         return {}
 
-    def _open_choice(self, fields: dict[str, Any], pointer: str) -> None:
+    def _open_choice(self, fields: dict[str, Any], pointer: str, *, has_tag: bool) -> None:
         """Take `oneOf` for `anyOf`: the same where no value matches twice."""
         parts = fields.pop("oneOf")
-        if not _are_disjoint(parts):
+        if not (has_tag or _are_disjoint(parts)):
             self._drop(f"{pointer}/oneOf", "may overlap: is taken for anyOf")
         if "anyOf" in fields:
             fields["allOf"] = [*fields.get("allOf", ()), {"anyOf": parts}]
@@ -369,7 +378,7 @@ class Repair:
         keyword = next((name for name in ("$ref", *_DYNAMIC) if name in source), "")
         if not keyword:
             return ""
-        place = self._place(source[keyword])
+        place = self._place(source[keyword], pointer)
         if place is None:
             self._drop(f"{pointer}/{keyword}", "refers to nothing in the schema")
             return ""
@@ -386,17 +395,30 @@ class Repair:
         numbered = (f"{name}{number}" for number in range(1, len(taken) + 2))
         return name if name not in taken else next(n for n in numbered if n not in taken)
 
-    def _place(self, reference: object) -> str | None:
-        """Return the pointer of the schema that a reference means, or nothing."""
+    def _place(self, reference: object, pointer: str) -> str | None:
+        """Return the pointer of the schema that a reference at a pointer means, or nothing."""
         if not isinstance(reference, str):
             return None
-        base = self._source.get("$id", self._source.get("id"))
-        if isinstance(base, str) and base and reference.startswith(base):
-            reference = reference.removeprefix(base) or "#"
-        place = unquote(reference)
-        if place.startswith("#") and isinstance(self._at(place), Mapping | bool):
-            return place.rstrip("/") or None
-        return self._elsewhere(place)
+        uri, _, fragment = reference.partition("#")
+        for root in self._roots(uri, pointer):
+            place = root + unquote(fragment)
+            if isinstance(self._at(place), Mapping | bool):
+                return "#" if place == "#/" else place
+        return self._elsewhere(unquote(reference))
+
+    def _roots(self, uri: str, pointer: str) -> Iterator[str]:
+        """Yield the pointers of the schemas in which a reference at a pointer may point."""
+        if self._resources is None:
+            self._resources = dict(_resources(self._source))
+        around = [
+            known for known in self._resources.values() if f"{pointer}/".startswith(f"{known}/")
+        ]
+        nearest = max(around, key=len, default="#")
+        base = next((name for name, place in self._resources.items() if place == nearest), "")
+        if found := self._resources.get(_joined(base, uri)):
+            yield found
+        if not uri:
+            yield from (nearest, "#")
 
     def _elsewhere(self, place: str) -> str | None:
         """Return the pointer of an anchor, or of a definition that was moved with its schema."""
@@ -492,6 +514,34 @@ def _marked(source: object) -> Iterator[tuple[str, str]]:
                 found += [(f"/{name}", f"{here}/{token(name)}") for name, _ in _entries(part)]
     # The first of a name counts: it comes last here.
     return reversed(found)
+
+
+# Values that are data may look like schemas.
+_DATA = words("const enum default example examples")
+
+
+def _resources(source: object) -> Iterator[tuple[str, str]]:
+    """Yield the addresses of a schema and of those inside it that have one, with their pointers."""
+    waiting: deque[tuple[str, str, object]] = deque([("#", "", source)])
+    count = 0
+    while waiting and count < _MAX_SCHEMAS:
+        count += 1
+        pointer, base, value = waiting.popleft()
+        fields = value if isinstance(value, Mapping) else {}
+        name = fields.get("$id", fields.get("id"))
+        if isinstance(name, str) and not name.startswith("#"):
+            base = _joined(base, name)
+            yield base, pointer
+        inner = ((key, part) for key, part in _entries(value) if key not in _DATA)
+        waiting += ((f"{pointer}/{token(key)}", base, part) for key, part in inner)
+
+
+def _joined(base: str, uri: str) -> str:
+    """Return the address that a reference means in a schema with an address."""
+    try:
+        return urldefrag(urljoin(base, uri)).url
+    except ValueError:
+        return ""
 
 
 def _entries(value: object) -> Iterable[tuple[str, object]]:

@@ -262,6 +262,23 @@ def test_whatever_is_broken_in_a_schema_no_other_tool_notices(name, number, chan
     assert MODELS[name].refusal([odd])[:12] in ("", "tool 'odd': ")
 
 
+SAME = {
+    "choices with a tag": {
+        "oneOf": [{"$ref": "#/$defs/D"}, {"$ref": "#/$defs/Tree"}],
+        "discriminator": {"propertyName": "name"},
+    },
+    "names of any text": {"type": "object", "propertyNames": {"type": "string", "title": "T"}},
+    "names in a list": {"type": "object", "propertyNames": {"enum": ["x"]}},
+    "a schema of the text inside": {"type": "string", "contentSchema": {"type": "object"}},
+    "no condition": {"type": "array", "uniqueItems": False, "unevaluatedItems": {}},
+}
+
+
+@pytest.mark.parametrize("part", SAME.values(), ids=SAME)
+def test_what_other_keywords_say_as_well_is_held_without_a_note(part):
+    assert Parameters.of(tool("odd", around(part))).notes == {}
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_sound_schema_keeps_all_its_conditions(name):
     offered = MODELS[name].held.offered([NOTES, tool("search", VALID)])

@@ -76,6 +76,56 @@ CASES = {
         ['{"s": ""}', '{"n": 1, "s": "x", "b": true}'],
         ["{}", '{"s": "x", "n": 1}', '{"s": "x", "y": 1}'],
     ),
+    "a reference in a schema with an address": (
+        "hermes_json",
+        {
+            "$id": "https://example.com/inner",
+            "$defs": {
+                "T": {"type": "integer"},
+                "U": {"$id": "parts/u", "$ref": "#/$defs/V", "$defs": {"V": {"type": "null"}}},
+            },
+            "type": "array",
+            "prefixItems": [
+                {"$ref": "#/$defs/T"},
+                {"$ref": "parts/u"},
+                {"$ref": "/inner#/$defs/U/$defs/V"},
+            ],
+            "items": {"$ref": "https://example.com/parts/u#/$defs/V"},
+        },
+        ["[1]", "[1, null, null, null]"],
+        ['["x"]', "[1, 2]", "[1, null, 1]", "[1, null, null, 1]"],
+    ),
+    "a definition without a name": (
+        "hermes_json",
+        {
+            "$defs": {"": {"$defs": {"": {"type": "integer"}}}},
+            "$ref": "#/properties/a/$defs//$defs/",
+        },
+        ["1"],
+        ['"x"'],
+    ),
+    "choices with a tag": (
+        "hermes_json",
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"kind": {"const": kind, "default": kind}}}
+                for kind in ("cat", "dog")
+            ],
+            "discriminator": {"propertyName": "kind"},
+        },
+        ['{"kind": "cat"}', '{"kind": "dog"}'],
+        ["{}", '{"kind": "cow"}'],
+    ),
+    "names of properties in a list": (
+        "hermes_json",
+        {
+            "type": "object",
+            "propertyNames": {"enum": ["x", "y"]},
+            "additionalProperties": {"type": "integer"},
+        },
+        ["{}", '{"x": 1, "y": 2}'],
+        ['{"z": 1}', '{"x": "1"}'],
+    ),
     "raw string": (
         "qwen3_coder_xml",
         STRING,
@@ -110,7 +160,13 @@ CASES = {
         "glm4",
         {"type": "string", "format": "date-time"},
         ["2024-02-29T12:00:00Z", "2024-02-29T12:00:00.123+02:00"],
-        ["2024-02-29", "2024-13-29T12:00:00Z"],
+        ["2024-02-29", "2024-13-29T12:00:00Z", "2023-02-29T12:00:00Z", "2024-02-29T12:00:60Z"],
+    ),
+    "raw address": (
+        "glm4",
+        {"type": "string", "format": "uri"},
+        ["https://example.com/a?b=c#d", "urn:a:b"],
+        ["example.com", "https://a b/", "https://a/\\"],
     ),
     "raw string or null": (
         "qwen3_coder_xml",

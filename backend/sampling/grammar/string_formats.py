@@ -1,0 +1,73 @@
+r"""Formats of strings as patterns without anchors: what a reader of today's libraries takes.
+
+None has a "<", nor a slash other than as `\x2f`, which ends a terminal. They are what RFC 3339,
+RFC 3986, RFC 4291, RFC 5321 and ISO 8601 allow, but for leap seconds, which few readers know,
+quoted mailboxes, and the total length of a host name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_LONG = r"(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
+_SHORT = r"(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+_FEBRUARY = r"02-(0[1-9]|1[0-9]|2[0-8])"
+_LEAP_YEAR = r"([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DATE = rf"([0-9]{{4}}-({_LONG}|{_SHORT}|{_FEBRUARY})|{_LEAP_YEAR}-02-29)"
+_ZONE = r"([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = rf"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?{_ZONE}"
+_HOURS = r"T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"
+_DAYS = r"([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = rf"{_LABEL}(\.{_LABEL})*"
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}"
+_HEX = "[0-9a-fA-F]"
+_GROUP = rf"{_HEX}{{1,4}}"
+_LAST = rf"({_GROUP}:{_GROUP}|{_IPV4})"
+
+
+def _shortened(before: int, after: str) -> str:
+    """Return an address with `::` after up to so many groups."""
+    return rf"(({_GROUP}:){{0,{before - 1}}}{_GROUP})?::{after}" if before else f"::{after}"
+
+
+_IPV6 = "|".join(
+    (
+        rf"({_GROUP}:){{6}}{_LAST}",
+        *(_shortened(5 - left, rf"({_GROUP}:){{{left}}}{_LAST}") for left in range(5, -1, -1)),
+        *(_shortened(6, _GROUP), _shortened(7, "")),
+    )
+)
+_ATOM = r"[A-Za-z0-9!#$%&'*+\x2f=?^_`{|}~-]+"
+_ESCAPED = rf"%{_HEX}{{2}}"
+_IN_NAME = r"A-Za-z0-9._~!$&'()*+,;=\-"
+_CHAR = rf"([{_IN_NAME}:@]|{_ESCAPED})"
+_SEGMENTS = rf"(\x2f{_CHAR}*)*"
+_AUTHORITY = rf"(([{_IN_NAME}:]|{_ESCAPED})*@)?(\[({_IPV6})\]|([{_IN_NAME}]|{_ESCAPED})*)(:[0-9]*)?"
+_PATH = rf"(\x2f\x2f{_AUTHORITY}{_SEGMENTS}|\x2f({_CHAR}+{_SEGMENTS})?|{_CHAR}+{_SEGMENTS})?"
+_REST = rf"([{_IN_NAME}:@\x2f?]|{_ESCAPED})*"
+
+FORMATS: Mapping[str, str] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}[Tt]{_TIME}",
+    "duration": rf"P({_DAYS}({_HOURS})?|{_HOURS}|[0-9]+W)",
+    "email": rf"{_ATOM}(\.{_ATOM})*@({_HOST}|\[{_IPV4}\])",
+    "hostname": _HOST,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(\?{_REST})?(#{_REST})?",
+}
+
+
+def with_spelled_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with its format, if it is one of these, as a pattern."""
+    name = schema.get("format")
+    if not isinstance(name, str) or name not in FORMATS:
+        return schema
+    spelled = {key: value for key, value in schema.items() if key != "format"}
+    pattern = f"^({FORMATS[name]})$"
+    if "pattern" not in spelled:
+        return {**spelled, "pattern": pattern}
+    return {**spelled, "allOf": [*spelled.get("allOf", ()), {"pattern": pattern}]}
