@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -21,6 +22,7 @@ from serving import Reply, chat, require_same, stream, until, until_accepted, us
 from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import PROMPTS
 
+ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.mlx
 
 # The largest distance of a log-probability from llama.cpp's in float32.
@@ -214,6 +216,15 @@ async def test_a_schema_holds_at_temperature_one(shared, smollm2):
         ]
         for reply in await asyncio.gather(*calls):
             jsonschema.validate(json.loads(reply.message), PERSON)
+
+
+async def test_an_object_by_the_grammar_of_the_host_ends(shared, smollm2):
+    request = chat([user("Give a JSON object with a key city.")], Tokens=60)
+    request.Grammar = (ROOT / "golden" / "gbnf" / "json_object.gbnf").read_text()
+    async with shared(smollm2, findings=FINDINGS) as backend:
+        reply = await stream(backend.stub, request)
+    assert "city" in json.loads(reply.message)
+    assert reply.last.tokens < request.Tokens
 
 
 async def test_a_required_call_is_one_though_the_template_knows_no_tools(shared, smollm2):

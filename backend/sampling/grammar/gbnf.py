@@ -42,7 +42,7 @@ from backend.sampling.grammar.gbnf_rules import (
     unroll,
     with_leading_markers,
 )
-from backend.sampling.grammar.vocabulary import CharSet, Vocabulary
+from backend.sampling.grammar.vocabulary import ANY_CHARACTER, CharSet, Vocabulary
 from backend.sampling.grammar.writer import LarkGrammar
 
 MAX_STATES = 3000
@@ -339,6 +339,39 @@ def _write_lark(rules: Rules, terminals: Collection[Item], vocabulary: Vocabular
     return LarkGrammar(start, tuple(writer.definitions()))
 
 
+# Of space between two values: models would write more of it than anybody reads, up to the limit of
+# their reply.
+MAX_LINE_BREAKS, MAX_BLANKS = 2, 40
+_LINE_BREAK = CharSet.single("\n")
+_BLANKS = CharSet.of([(ord(character), ord(character)) for character in " \t\r"])
+
+
+def _space(item: Item, rules: Rules) -> CharSet | None:
+    """Return the characters of a run of blanks and line breaks of any length, if it is one."""
+    if item.most is not None or item.least > 1:
+        return None
+    characters = _characters(item.atom, rules)
+    is_space = not characters & ~(_BLANKS | _LINE_BREAK)
+    return characters if is_space and characters & _BLANKS and characters & _LINE_BREAK else None
+
+
+def _characters(atom: Atom, rules: Rules) -> CharSet:
+    """Return the characters that an atom is one of; any of it where it may be longer."""
+    match atom:
+        case CharSet():
+            return atom
+        case Literal(text) if len(text) == 1:
+            return CharSet.single(text)
+        case Reference(name):
+            choices = [items for items in rules[name].alternatives if len(items) == 1]
+            plain = [item.atom for (item,) in choices if (item.least, item.most) == (1, 1)]
+            if len(plain) == len(rules[name].alternatives) and not any(
+                isinstance(each, Reference) for each in plain
+            ):
+                return reduce(or_, (_characters(each, rules) for each in plain))
+    return ANY_CHARACTER
+
+
 class _Writer:
     """Writes definitions, followed by those that they refer to.
 
@@ -346,7 +379,7 @@ class _Writer:
     """
 
     def __init__(self, rules: Rules, terminals: Collection[Item], vocabulary: Vocabulary) -> None:
-        self._rules = rules
+        self._rules = dict(rules)
         self._terminals = frozenset(terminals)
         self._vocabulary = vocabulary
         self._names: dict[tuple[str, str | Item], str] = {}
@@ -367,13 +400,28 @@ class _Writer:
 
     def phrase(self, item: Item) -> str:
         if item not in self._terminals:
-            return self._atom("r", item.atom) + _count(item)
+            return self._repeated("r", item)
         if (item.least, item.most) == (1, 1):
             return self._atom("T", item.atom)
         return self._name("T", item)
 
     def _terminal(self, item: Item) -> str:
-        return self._atom("T", item.atom) + _count(item)
+        return self._repeated("T", item)
+
+    def _repeated(self, kind: str, item: Item) -> str:
+        if (space := _space(item, self._rules)) is not None:
+            return self._name(kind, self._short_space(space, item.least))
+        return self._atom(kind, item.atom) + _count(item)
+
+    def _short_space(self, space: CharSet, least: int) -> str:
+        """Return the name of a rule for so much of it as anybody reads."""
+        blanks = Item(space & _BLANKS, 0, MAX_BLANKS)
+        line = f"#line {space}"
+        self._rules[line] = Rule(((Item(_LINE_BREAK), blanks),))
+        lines = blanks, Item(Reference(line), 0, MAX_LINE_BREAKS)
+        name = f"#space {space} {least}"
+        self._rules[name] = Rule(((Item(space), *lines) if least else lines,))
+        return name
 
     def _atom(self, kind: str, atom: Atom) -> str:
         match atom:

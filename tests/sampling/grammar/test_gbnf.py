@@ -4,7 +4,7 @@ import pytest
 from grammar_driver import accepts, compile_text, walk
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.gbnf import gbnf_to_lark
+from backend.sampling.grammar.gbnf import MAX_BLANKS, MAX_LINE_BREAKS, gbnf_to_lark
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 # One character per terminal: neither a literal of two nor a class that repeats in the lexer.
@@ -100,6 +100,25 @@ def test_a_grammar_whose_cuts_are_uncertain_is_cut_into_characters(compiler, voc
 )
 def test_no_end_of_a_terminal_is_missed(text, reply, compiler):
     assert accepts(compile_text(compiler, text), reply)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [r"[ \t\n]*", r"([ \t\n] ws)?", r'(" " | "\t" | "\n")*', r"[ \t\r\n]+", r"[\n ]+ | [ \n]*"],
+)
+def test_space_of_any_length_ends_before_a_model_writes_nothing_else(space, compiler):
+    compiled = compile_text(compiler, f'root ::= "[" ws ("1" ws)* "]" ws\nws ::= {space}\n')
+    line = "\n" + " " * MAX_BLANKS
+    assert accepts(compiled, f"[{line}1 1\n\n]" + MAX_LINE_BREAKS * line)
+    for longer in (MAX_LINE_BREAKS * line + "\n\n", "\n  " + " " * MAX_BLANKS):
+        assert not accepts(compiled, f"[ 1 ]{longer}")
+
+
+@pytest.mark.parametrize("text", [r"[ ]*", r"[\n]+", r"[ \n\x0B]*", r"[ \n]{2,}", r"[ \n]{0,99}"])
+def test_other_repetitions_stay_as_long_as_they_are_written(text, compiler):
+    compiled = compile_text(compiler, f'root ::= "a" {text} "b"')
+    character = "\n" if text == r"[\n]+" else " "
+    assert accepts(compiled, f"a{character * 90}b")
 
 
 def test_parts_that_cannot_end_are_left_out(compiler):
