@@ -155,7 +155,7 @@ class TagWords:
     def _parameters(
         self, body: str, keys: Collection[str]
     ) -> Iterator[tuple[str, tuple[str, str]]]:
-        closed = [key for key in keys if f"{key}>" in body]
+        closed = [key for key in keys if key and f"{key}>" in body]
         tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
         found = list(tag.finditer(body))
         limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]

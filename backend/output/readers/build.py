@@ -251,6 +251,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         call_begin=begin,
         call_end=text_of(call_end),
         key=_key_pattern(dialect, assign),
+        assign=assign,
         syntax=_syntax(dialect, bracket),
         block_end=reading.end,
         other_block_ends=reading.other_ends,

@@ -3,17 +3,23 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from backend.output.readers.patterns import (
     NO_MATCH,
     REFUTED,
+    SPACE,
     UNDECIDED,
     Match,
     Pattern,
     after,
     after_space,
+    choice,
     either,
+    fixed,
+    grouped,
+    maybe,
     span_end,
 )
 from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput, SteppingReader
@@ -449,6 +455,7 @@ class LiteralDialect:
         call: The beginning of a call, up to the bracket after its name.
         call_begin: The text that begins every call, if any.
         key: The key of an argument, up to its value.
+        assign: The text between a key and its value.
         block_end: The text that ends a block of calls, which may be in square brackets; empty for
             a bare list of calls, which its bracket ends.
         other_block_ends: Texts that models mistakenly write for it.
@@ -459,10 +466,29 @@ class LiteralDialect:
     call_begin: str
     call_end: str
     key: Pattern
+    assign: str
     syntax: LiteralSyntax
     block_end: str = ""
     other_block_ends: tuple[str, ...] = ()
     has_positions: bool = False
+
+
+@lru_cache
+def _odd_keys(
+    key: Pattern, assign: str, quotes: tuple[str, ...], names: tuple[str, ...]
+) -> Pattern | None:
+    """Return the pattern of those names that are no keys of a dialect, as `filter[x]`."""
+
+    def is_odd(name: str) -> bool:
+        text = f"{name}{assign}"
+        return bool(name.strip()) and key.match(text) != Match(len(text), name)
+
+    odd = sorted(filter(is_odd, names), key=len, reverse=True)
+    if not odd:
+        return None
+    quote = maybe(choice(*map(fixed, quotes)))
+    name = grouped("name", choice(*map(fixed, odd)))
+    return Pattern((SPACE, quote, name, quote, SPACE, fixed(assign)))
 
 
 class LiteralCallReader(SteppingReader):
@@ -481,6 +507,7 @@ class LiteralCallReader(SteppingReader):
         self._dialect = dialect
         self._name = ""
         self._types = ParameterTypes({})
+        self._odd_keys: Pattern | None = None
         self._positions: Iterator[str] = iter(())
         self._is_positional = False
         self._unsent_key = ""
@@ -555,6 +582,8 @@ class LiteralCallReader(SteppingReader):
     def _open_brackets(self, call: Match) -> None:
         self._name = call.name
         self._types = self._context.calls.parameter_types(call.name)
+        key, assign = self._dialect.key, self._dialect.assign
+        self._odd_keys = _odd_keys(key, assign, self._quotes, tuple(self._types.names))
         self._positions = iter(self._types.names if self._dialect.has_positions else ())
         self._step = self._before_argument
 
@@ -570,7 +599,7 @@ class LiteralCallReader(SteppingReader):
         if self._buffer.startswith(_CALL_ENDS, position):
             self._step = self._after_call
             return position + 1
-        key = self._dialect.key.match(self._buffer, position)
+        key = self._key_at(position)
         if key.end == REFUTED:
             return self._begin_positional(position)
         if key.end >= 0:
@@ -580,6 +609,12 @@ class LiteralCallReader(SteppingReader):
             self._unsent_key = key.name
             self._step = self._in_value
         return key.end
+
+    def _key_at(self, position: int) -> Match:
+        """Match the key of an argument; the schema tells where an odd one ends."""
+        odd = self._odd_keys.match(self._buffer, position) if self._odd_keys else NO_MATCH
+        is_plain = odd.end == REFUTED
+        return self._dialect.key.match(self._buffer, position) if is_plain else odd
 
     def _begin_positional(self, position: int) -> int:
         """Begin a value without a key; it is emitted once it is certain to be a value."""
@@ -675,6 +710,6 @@ class LiteralCallReader(SteppingReader):
         position = after_space(self._buffer, position)
         if position < 0 or self._buffer[position] in _CALL_ENDS:
             return position
-        key = self._dialect.key.match(self._buffer, position)
+        key = self._key_at(position)
         is_positional = self._is_positional and _POSITIONAL.match(self._buffer, position)
         return position if key.end == REFUTED and is_positional else key.end

@@ -105,6 +105,29 @@ def test_a_call_of_an_odd_tool_comes_to_an_end_and_is_read(name):
         assert isinstance(json.loads(arguments), dict)
 
 
+NAMES = ("filter[status]", "fields[]", "$top", "@type", "x-foo", "a.b", "a b", "a:b", "a=b", "a,b")
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("odd", NAMES)
+def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd):
+    model = MODELS[name]
+    number = {"type": "integer", "minimum": 1, "maximum": 9}
+    schema = {"type": "object", "properties": {odd: number, "a": number}, "required": [odd, "a"]}
+    offered = tool("odd", schema)
+    grammar = model.grammar([offered], ONE_CALL)
+    texts = (walk(grammar, model.vocabulary, Random(seed)) for seed in range(9))
+    text = next(filter(None, texts))
+    spec = ReplySpec(
+        format=named_format(model.family.parser or name, "none"), tools={"odd": schema}
+    )
+    for chunks in ([text], list(text)):
+        [(_, arguments)] = named_calls(play(spec, chunks))
+        read = json.loads(arguments)
+        assert read.keys() == {odd, "a"}
+        assert isinstance(read[odd], int)
+
+
 @pytest.mark.parametrize("name", ["qwen3_coder_xml", "gemma4", "pythonic"])
 @pytest.mark.parametrize(
     "part",
