@@ -188,7 +188,7 @@ class MessageFrames:
         return self.make_block is None
 
     def read(self, header: str) -> _Address:
-        """Return the recipient named in a header; the first known one of the channels counts."""
+        """Return the recipient named in a header; the last known one of the channels counts."""
         messages = self._messages
         recipients = [name for name in _RECIPIENTS.findall(header) if name not in messages.people]
         if not self.takes_bodies:
@@ -202,7 +202,7 @@ class MessageFrames:
         known = [names[0] for names in close if names]
         if channels and not known:
             self._warn(f"unknown channel {channels[0][:32]!r}: its text passes as content")
-        return _Address(is_thought=bool(known) and messages.channels[known[0]])
+        return _Address(is_thought=bool(known) and messages.channels[known[-1]])
 
     def _bare_channels(self, header: str) -> list[str]:
         """Return the channel of a header that lacks the token before it."""
