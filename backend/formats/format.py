@@ -229,7 +229,8 @@ class ToolFormat(_Format):
     Attributes:
         openers: Texts at which the router hands over to a reader, anywhere.
         leads: Texts at which it does so only at the start of content, ignoring whitespace.
-        name_lead: A text that makes a lead of every offered name before it; empty for none.
+        name_lead: A text, perhaps an opener, that makes a lead of every offered name before it, at
+            the start of a frame too; empty for none.
         closers: Texts that end a call or a block of calls; the first is the default.
         leaks: Meaningless texts that models write after calls by mistake.
         readings: Dialects for reading calls; empty for models without calls.

@@ -246,6 +246,8 @@ HYPERCLOVAX_THOUGHT = ReasoningFormat(
 
 
 # Inkling: typed blocks, `<|content_invoke_tool_json|>{"name":…,"args":{…}}`.
+#
+# Before the type stands the author of a block: that of a call is its tool.
 
 INKLING_MESSAGE, INKLING_END, INKLING_LAST_END = (
     "<|message_model|>",
@@ -262,6 +264,7 @@ INKLING = ToolFormat(
     name="inkling",
     clues=(_INKLING_CLUE,),
     openers=(INKLING_OPENER,),
+    name_lead=INKLING_OPENER,
     tokens=(INKLING_MESSAGE, INKLING_END),
     leaks=(INKLING_MESSAGE, INKLING_END, INKLING_LAST_END),
     readings=(Reading(INKLING_CALLS, end=INKLING_END),),

@@ -377,7 +377,7 @@ class Router:
         elif marker in self._leavable and self._is_after_call:
             self._begin(TextAfterCall())
         elif not self._may_call_at(marker):
-            self._emit_marker(marker)
+            self._refuse(marker)
         elif self._in_thought and self._may_draft:
             self._draft(marker)
         else:
@@ -434,6 +434,15 @@ class Router:
         else:
             self._emit(text)
 
+    def _refuse(self, marker: str) -> None:
+        """Treat a marker that begins no call here as text; an opener after a name may still."""
+        opener = self._format.tools.name_lead
+        if marker in self._leads and opener in self._format.tools.openers:
+            self._emit(marker.removesuffix(opener))
+            self._enter(opener)
+        else:
+            self._emit_marker(marker)
+
     @property
     def _ends_sentence(self) -> bool:
         """Whether content ends with a word or a sentence, without whitespace."""
@@ -450,7 +459,8 @@ class Router:
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
         if marker in self._leads:
-            return self._segment.is_blank and not self._in_thought
+            begins = self._segment.is_blank or self._follows_frame
+            return begins and not self._in_thought
         return marker in tools.openers and (tools.ends_thought or not self._in_thought)
 
     @property
