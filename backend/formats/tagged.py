@@ -397,8 +397,11 @@ KIMI_K3_THOUGHT = ReasoningFormat(
     aliases=("kimi_k3",),
     clues=(_KIMI_K3_CLUE,),
     starts=(_kimi_k3_open("think"),),
-    # The start of an answer ends a thought that was not closed.
-    ends=(_kimi_k3_close("think"), _kimi_k3_open("response")),
+    # The start of an answer ends a thought that was not closed, or whose end lacks its last token.
+    ends=(
+        *(_kimi_k3_close("think"), _kimi_k3_open("response")),
+        f"{KIMI_K3_CLOSE}think{_kimi_k3_open('response')}",
+    ),
     frames=(_kimi_k3_close("response"), _kimi_k3_close("message"), KIMI_K3_MESSAGE_END),
     tokens=(KIMI_K3_OPEN, KIMI_K3_CLOSE, KIMI_K3_SEP),
     answer=_kimi_k3_open("response"),

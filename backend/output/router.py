@@ -326,10 +326,12 @@ class Router:
         self._send(self._segment.pass_last())
 
     def _without_begun_marker(self, rest: str) -> str:
-        """Return the last text of a cut-off reply, where it may begin the marker of another call.
+        """Return the last text of a cut-off reply, where it may begin another marker.
 
-        Right after a call it is more likely that than content, unless it is a word.
+        It does after a special token, and right after a call unless it is a word.
         """
+        if rest.startswith((*self._format.reasoning.tokens, *self._format.tools.tokens)):
+            return ""
         begun = rest.strip()
         if not begun or begun[0].isalnum() or not self._is_after_call:
             return rest
