@@ -96,11 +96,22 @@ def repaired_value(raw: str, types: JsonTypes) -> str:
     is_nested = raw.lstrip().startswith(("{", "[")) and bool(types) and "string" not in types
     if not (is_nested and plain.startswith('"')):
         return plain
+    unescaped = json_value(_unescaped(raw), types)
+    if not unescaped.startswith('"'):
+        return unescaped
     try:
         found = read_json(raw, 0)
     except NotJsonError:
         return plain
     return plain if raw[found.end :].strip() else found.text
+
+
+def _unescaped(raw: str) -> str:
+    """Return the text of a value that is escaped as in a string without its quotes, or nothing."""
+    try:
+        return str(json.loads(f'"{raw}"', strict=False))
+    except ValueError:
+        return ""
 
 
 def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str = "}") -> Repaired:
