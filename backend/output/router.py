@@ -31,6 +31,8 @@ from backend.output.text import (
 
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
+# A marker right after one of these is no part of the sentence.
+_STOPS = frozenset(".!?…。！？")
 # A name and what follows it must be found within so many characters.
 _MAX_CHARS = 400
 
@@ -427,12 +429,16 @@ class Router:
         self._stray.add(marker, begins_line=self._code.begins_line)
 
     def _emit_marker(self, text: str) -> None:
-        """Treat text as such, unless it is a marker of calls that may stand alone on its line."""
+        """Treat text as such, unless it is a marker of calls that may end its line.
+
+        It does alone on the line, and right after a word or a sentence.
+        """
         self._settle()
         is_quoted = self._in_thought or self._code.is_open
         is_stray = text in self._format.tools.strays and not is_quoted
-        if is_stray and (self._stray.text or self._code.begins_line):
-            self._hold(text)
+        may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in _STOPS
+        if is_stray and (self._stray.text or may_end):
+            self._stray.add(text, begins_line=may_end)
         else:
             self._emit(text)
 

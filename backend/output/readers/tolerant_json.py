@@ -96,9 +96,8 @@ def repaired_value(raw: str, types: JsonTypes) -> str:
     is_nested = raw.lstrip().startswith(("{", "[")) and bool(types) and "string" not in types
     if not (is_nested and plain.startswith('"')):
         return plain
-    unescaped = json_value(_unescaped(raw), types)
-    if not unescaped.startswith('"'):
-        return unescaped
+    if (text := _unescaped(raw)) and not (value := json_value(text, types)).startswith('"'):
+        return value
     try:
         found = read_json(raw, 0)
     except NotJsonError:
