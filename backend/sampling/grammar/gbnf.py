@@ -356,19 +356,18 @@ def _space(item: Item, rules: Rules) -> CharSet | None:
 
 
 def _characters(atom: Atom, rules: Rules) -> CharSet:
-    """Return the characters that an atom is one of; any of it where it may be longer."""
-    match atom:
-        case CharSet():
-            return atom
-        case Literal(text) if len(text) == 1:
+    """Return the characters that an atom is one of; any of them where it may be longer."""
+    if isinstance(atom, Reference):
+        return reduce(or_, map(_one_character, rules[atom.rule].alternatives))
+    return _one_character((Item(atom),))
+
+
+def _one_character(alternative: Alternative) -> CharSet:
+    match alternative:
+        case (Item(CharSet() as characters, 1, 1),):
+            return characters
+        case (Item(Literal(text), 1, 1),) if len(text) == 1:
             return CharSet.single(text)
-        case Reference(name):
-            choices = [items for items in rules[name].alternatives if len(items) == 1]
-            plain = [item.atom for (item,) in choices if (item.least, item.most) == (1, 1)]
-            if len(plain) == len(rules[name].alternatives) and not any(
-                isinstance(each, Reference) for each in plain
-            ):
-                return reduce(or_, (_characters(each, rules) for each in plain))
     return ANY_CHARACTER
 
 
