@@ -708,8 +708,10 @@ class LiteralCallReader(SteppingReader):
 
     def _argument_at(self, position: int) -> int:
         position = after_space(self._buffer, position)
-        if position < 0 or self._buffer[position] in _CALL_ENDS:
+        if position < 0:
             return position
+        if self._buffer[position] in _CALL_ENDS:
+            return self._end_of_call_at(position + 1)
         key = self._key_at(position)
         is_positional = self._is_positional and _POSITIONAL.match(self._buffer, position)
         return position if key.end == REFUTED and is_positional else key.end

@@ -90,6 +90,17 @@ def test_a_raw_string_ends_at_its_last_quote(first, second, quote):
     assert json.loads(arguments(f"f(a={quote}{text}{quote})]")) == {"a": text}
 
 
+@pytest.mark.parametrize("bracket", [")", "}"])
+def test_a_quote_before_a_comma_and_a_bracket_ends_a_string_only_with_the_call(bracket):
+    q = GEMMA4_QUOTE
+    inside = f"x{q},{bracket} y"
+    text = f"call:f{{a:{q}{inside}{q}}}<tool_call|>"
+    for chunks in ([text], text):
+        assert json.loads(arguments(chunks, GEMMA4, "<|tool_call>")) == {"a": inside}
+    text = f"call:f{{a:{q}x{q},{bracket}<tool_call|>"
+    assert json.loads(arguments([text], GEMMA4, "<|tool_call>")) == {"a": "x"}
+
+
 @pytest.mark.parametrize(
     ("dialect", "opener", "head"),
     [(BARE_LIST, "[", "f(a="), (GEMMA4, "<|tool_call>", "call:f{a:")],
