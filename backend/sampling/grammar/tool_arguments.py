@@ -53,6 +53,8 @@ from backend.sampling.grammar.writer import (
 )
 
 _UNQUOTED = frozenset("'\\")
+# In an object, where the schema does not tell the reader which keys to expect.
+_BARE_KEY = re.compile(r"""[^:,<>"'{}\[\]\\]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ class _RawStrings:
         return sequence([*quote, text, *quote])
 
     def key(self, name: str) -> str:
-        return quoted(name)
+        is_bare = _BARE_KEY.fullmatch(name) and name == name.strip()
+        return quoted(name) if is_bare else self.constant(name)
 
     def any_key(self) -> str:
         return self.writer.terminal("/[A-Za-z_][A-Za-z0-9_-]*/")

@@ -113,7 +113,9 @@ NAMES = ("filter[status]", "fields[]", "$top", "@type", "x-foo", "a.b", "a b", "
 def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd):
     model = MODELS[name]
     number = {"type": "integer", "minimum": 1, "maximum": 9}
-    schema = {"type": "object", "properties": {odd: number, "a": number}, "required": [odd, "a"]}
+    part = {"type": "object", "properties": {odd: number}, "required": [odd]}
+    properties = {odd: number, "part": part if name != "minimax_m3" else number}
+    schema = {"type": "object", "properties": properties, "required": [odd, "part"]}
     offered = tool("odd", schema)
     grammar = model.grammar([offered], ONE_CALL)
     texts = (walk(grammar, model.vocabulary, Random(seed)) for seed in range(9))
@@ -124,8 +126,9 @@ def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd)
     for chunks in ([text], list(text)):
         [(_, arguments)] = named_calls(play(spec, chunks))
         read = json.loads(arguments)
-        assert read.keys() == {odd, "a"}
-        assert isinstance(read[odd], int)
+        assert read.keys() == {odd, "part"}
+        found = [read[odd], read["part"][odd] if name != "minimax_m3" else 1]
+        assert all(isinstance(value, int) for value in found)
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder_xml", "gemma4", "pythonic"])
