@@ -59,7 +59,11 @@ GEMMA4_OPENER, GEMMA4_CLOSER = "<|tool_call>", "<tool_call|>"
 GEMMA4_MISSPELLING = "<|tool_call|>"
 GEMMA4_RESPONSE = "<|tool_response>"
 GEMMA4_CHANNEL, GEMMA4_CHANNEL_END = "<|channel>", "<channel|>"
-GEMMA4_THOUGHT_START = f"{GEMMA4_CHANNEL}thought"
+GEMMA4_THOUGHT_NAME = "thought\n"
+GEMMA4_THOUGHT_START, GEMMA4_RESPONSE_START = (
+    f"{GEMMA4_CHANNEL}{GEMMA4_THOUGHT_NAME.rstrip()}",
+    f"{GEMMA4_CHANNEL}response\n",
+)
 
 GEMMA4 = _gemma(
     "gemma4",
@@ -75,8 +79,12 @@ GEMMA4_THOUGHT = ReasoningFormat(
     aliases=("gemma4", "gemma_channel"),
     clues=(as_tokens(GEMMA4_CHANNEL, GEMMA4_CHANNEL_END), in_template(GEMMA4_THOUGHT_START)),
     starts=(GEMMA4_THOUGHT_START,),
-    later_starts=(f"{GEMMA4_THOUGHT_START}\n",),
-    ends=(GEMMA4_CHANNEL_END,),
+    later_starts=(f"{GEMMA4_CHANNEL}{GEMMA4_THOUGHT_NAME}",),
+    ends=(
+        *(GEMMA4_CHANNEL_END, GEMMA4_RESPONSE_START),
+        # Some go back and forth without a thought.
+        f"{GEMMA4_CHANNEL_END}{GEMMA4_THOUGHT_NAME}{GEMMA4_CHANNEL_END}",
+    ),
     # Models open channels without naming them.
     frames=(GEMMA4_CHANNEL,),
     tokens=(GEMMA4_CHANNEL,),
