@@ -44,6 +44,7 @@ APERTUS_CALLS = NamedJson(calls=(("{", QUOTED_NAME, ": ", ARGUMENTS, "}"),), is_
 
 APERTUS = ToolFormat(
     name="apertus",
+    aliases=("apertus2509",),
     clues=(in_template(APERTUS_OPENER),),
     openers=(APERTUS_OPENER,),
     closers=(APERTUS_CLOSER,),
@@ -59,7 +60,7 @@ APERTUS = ToolFormat(
 
 APERTUS_THOUGHT = ReasoningFormat(
     name="apertus_inner",
-    aliases=("apertus",),
+    aliases=("apertus", "apertus2509"),
     clues=(as_tokens(APERTUS_THOUGHT_START, APERTUS_THOUGHT_END),),
     starts=(APERTUS_THOUGHT_START,),
     ends=(APERTUS_THOUGHT_END,),
@@ -116,7 +117,7 @@ DEEPSEEK_V3 = _deepseek_format(
     NamedJson(calls=(DEEPSEEK_FENCED, DEEPSEEK_PLAIN)),
     clue=Clue(template=("```json",), anywhere=(DEEPSEEK_OPENER,)),
     separator="\n",
-    aliases=("deepseek", "deepseek_r1"),
+    aliases=("deepseek", "deepseek_r1", "deepseekv3"),
 )
 
 
@@ -126,6 +127,7 @@ DEEPSEEK_V31 = _deepseek_format(
     "deepseek_v31",
     NamedJson(calls=(DEEPSEEK_PLAIN, DEEPSEEK_FENCED)),
     clue=Clue(anywhere=(DEEPSEEK_OPENER,)),
+    aliases=("deepseekv31",),
 )
 
 

@@ -45,7 +45,7 @@ COHERE_CALLS = Objects(
 
 COHERE = ToolFormat(
     name="cohere",
-    aliases=("command_r", "cohere_command3"),
+    aliases=("command_r", "cohere_command3", "cohere_command4"),
     clues=(in_template(COHERE_OPENER),),
     openers=(COHERE_OPENER,),
     closers=(COHERE_CLOSER,),
@@ -63,7 +63,7 @@ COHERE = ToolFormat(
 
 COHERE_THOUGHT = ReasoningFormat(
     name="cohere_think",
-    aliases=("cohere", "command_r", "cohere_command3"),
+    aliases=("cohere", "command_r", "cohere_command3", "cohere_command4"),
     clues=(in_template(COHERE_THINKING), as_tokens(COHERE_THINKING)),
     starts=(COHERE_THINKING,),
     ends=("<|END_THINKING|>",),
@@ -159,7 +159,7 @@ GRANITE_PYTHON = "("
 
 GRANITE = ToolFormat(
     name="granite",
-    aliases=("granite3",),
+    aliases=("granite3", "granite_pythonic"),
     clues=(in_template(GRANITE_OPENER, "<|start_of_role|>"),),
     openers=(GRANITE_OPENER, "<tool_call>", "<function_call>"),
     leads=("[",),
@@ -202,6 +202,7 @@ HERMES = ToolFormat(
     name="hermes_json",
     aliases=(
         *("hermes", "json_tools", "qwen", "qwen25", "qwen3", "granite4", "exaone4", "ernie45"),
+        "trinity",
     ),
     clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
     openers=(HERMES_OPENER,),
@@ -302,7 +303,7 @@ INTERNLM2_OPENER = f"{INTERNLM2_START}{INTERNLM2_PLUGIN}"
 
 INTERNLM2 = ToolFormat(
     name="internlm2",
-    aliases=("internlm",),
+    aliases=("internlm", "intern_s1", "interns1"),
     clues=(in_template(INTERNLM2_OPENER), as_tokens(INTERNLM2_START, INTERNLM2_PLUGIN)),
     openers=(INTERNLM2_OPENER,),
     closers=(INTERNLM2_CLOSER,),

@@ -126,7 +126,12 @@ def _marked(
     )
 
 
-DSML = _marked("deepseek_dsml", ("deepseek_v32", "deepseek_v4", "dsml"), DSML_MARK, DSML_BLOCKS)
+DSML = _marked(
+    "deepseek_dsml",
+    ("deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4", "dsml"),
+    DSML_MARK,
+    DSML_BLOCKS,
+)
 GIGACHAT35 = _marked(
     "gigachat35", ("gigachat3_5", "gcml"), GCML_MARK, GCML_BLOCKS, leaks=("<|message_sep|>",)
 )
@@ -155,7 +160,10 @@ def _glm(
 
 GLM4 = _glm(
     name="glm4",
-    aliases=("_glm", "glm45", "glm47", "glm4_moe", "glm47_moe", "poolside_v1", "spark3"),
+    aliases=(
+        *("_glm", "glm", "glm45", "glm47", "glm4_moe", "glm47_moe"),
+        *("poolside_v1", "spark3", "spark25", "ling3"),
+    ),
     opener="<tool_call>",
     closer="</tool_call>",
     clues=(in_template(KEY_TAG),),
@@ -204,7 +212,7 @@ def _hunyuan(
 
 # Hunyuan 3.
 
-HUNYUAN_V3 = _hunyuan("hunyuan_v3", ("hy_v3", "hy3", "_hunyuan"), has_key_clue=True)
+HUNYUAN_V3 = _hunyuan("hunyuan_v3", ("hy_v3", "hy3", "hunyuan", "_hunyuan"), has_key_clue=True)
 
 
 # Hunyuan 3 as released, with a suffix on all tags, `<tool_call:opensource>`.

@@ -16,7 +16,8 @@ THINK = ReasoningFormat(
     aliases=(
         *("deepseek_r1", "deepseek_v3", "deepseek_v4", "glm45", "olmo3"),
         *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
-        *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo"),
+        *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo", "glm47", "holo2", "nemotron_3"),
+        *("minimax", "interns1", "rwkv", "gigachat35"),
     ),
     # A template mentions the end of thoughts only if the model writes thoughts.
     clues=(as_tokens(_START, _END), in_template(_END)),
@@ -26,7 +27,7 @@ THINK = ReasoningFormat(
 
 QWEN3 = ReasoningFormat(
     name="qwen3_think",
-    aliases=("qwen3", "qwen"),
+    aliases=("qwen3", "qwen", "qwen3_thinking"),
     # Only Qwen's tokenizers have this token.
     clues=(as_tokens(_START, _END, "<|quad_start|>"),),
     starts=(_START,),
@@ -39,7 +40,7 @@ QWEN3 = ReasoningFormat(
 
 KIMI_VL = ReasoningFormat(
     name="kimi_think",
-    aliases=("kimi_vl",),
+    aliases=("kimi_vl", "kimi"),
     clues=(in_template(_KIMI), as_tokens(_KIMI)),
     starts=(_KIMI,),
     ends=("◁/think▷",),

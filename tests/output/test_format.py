@@ -140,6 +140,40 @@ def test_a_tool_parser_is_named_as_hosts_name_it(name):
 @pytest.mark.parametrize(
     ("name", "format_name"),
     [
+        ("granite-20b-fc", "granite_20b_fc"),
+        ("gpt-oss", "harmony"),
+        ("cohere_command4", "cohere"),
+        ("deepseekv3", "deepseek_v3"),
+        ("deepseekv31", "deepseek_v31"),
+        ("deepseekv32", "deepseek_dsml"),
+        ("deepseekv4", "deepseek_dsml"),
+        ("apertus2509", "apertus"),
+        ("glm", "glm4"),
+        ("ling3", "glm4"),
+        ("spark25", "glm4"),
+        ("trinity", "hermes_json"),
+        ("interns1", "internlm2"),
+        ("intern_s1", "internlm2"),
+        ("hunyuan", "hunyuan_v3"),
+        ("granite_pythonic", "granite"),
+    ],
+)
+def test_names_of_other_servers_are_known(name, format_name):
+    assert found(tools=name) == (format_name, "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [
+        ("cohere_command4", "cohere_think"),
+        ("apertus2509", "apertus_inner"),
+        ("glm47", "think"),
+        ("holo2", "think"),
+        ("nemotron_3", "think"),
+        ("minimax", "think"),
+        ("gigachat35", "think"),
+        ("kimi", "kimi_think"),
+        ("qwen3-thinking", "qwen3_think"),
         ("think", "think"),
         ("deepseek_r1", "think"),
         ("deepseek-r1", "think"),
