@@ -14,6 +14,7 @@ TOOL_FORMATS = (
     messages.HARMONY,
     objects.INKLING,
     named.SOLAR_OPEN,
+    tagged.SOLAR_OPEN2,
     named.MIROTHINKER,
     tagged.KIMI_K3,
     tagged.MINIMAX_M3,

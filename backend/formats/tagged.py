@@ -653,6 +653,31 @@ SEED_OSS_THOUGHT = ReasoningFormat(
 )
 
 
+# Solar Open 2: a name and arguments between tokens, `<|tool_arg:start|>a<|tool_arg:value|>…`.
+
+SOLAR_OPEN2_OPENER, SOLAR_OPEN2_CLOSER = "<|tool_call:start|>", "<|tool_call:end|>"
+_SOLAR_OPEN2_KEY, _SOLAR_OPEN2_VALUE, _SOLAR_OPEN2_VALUE_END = (
+    "<|tool_arg:start|>",
+    "<|tool_arg:value|>",
+    "<|tool_arg:end|>",
+)
+
+SOLAR_OPEN2_TAGS = Tags(
+    call=(SOLAR_OPEN2_OPENER, NAME, "\n", ARGUMENTS, SOLAR_OPEN2_CLOSER),
+    parameter=(_SOLAR_OPEN2_KEY, KEY, _SOLAR_OPEN2_VALUE, VALUE, f"{_SOLAR_OPEN2_VALUE_END}\n"),
+)
+
+SOLAR_OPEN2 = ToolFormat(
+    name="solar_open2",
+    clues=(in_template(SOLAR_OPEN2_OPENER), as_tokens(SOLAR_OPEN2_OPENER, SOLAR_OPEN2_CLOSER)),
+    openers=(SOLAR_OPEN2_OPENER,),
+    closers=(SOLAR_OPEN2_CLOSER,),
+    tokens=(_SOLAR_OPEN2_KEY, _SOLAR_OPEN2_VALUE, _SOLAR_OPEN2_VALUE_END),
+    readings=(Reading(SOLAR_OPEN2_TAGS),),
+    frames=(Frame(SOLAR_OPEN2_TAGS, SOLAR_OPEN2_OPENER, separator=("\n",), is_block=False),),
+)
+
+
 # Step 3: tags of StepTML between markers in fullwidth bars.
 
 STEP3_OPENER, STEP3_CLOSER = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"

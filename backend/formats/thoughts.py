@@ -47,7 +47,11 @@ KIMI_VL = ReasoningFormat(
 )
 
 COLON = ReasoningFormat(
-    name="colon_think", clues=(as_tokens(_COLON, _COLON_END),), starts=(_COLON,), ends=(_COLON_END,)
+    name="colon_think",
+    aliases=("solar_open2",),
+    clues=(as_tokens(_COLON, _COLON_END),),
+    starts=(_COLON,),
+    ends=(_COLON_END,),
 )
 
 GRANITE = ReasoningFormat(

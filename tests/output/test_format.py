@@ -29,6 +29,8 @@ TOOL_EVIDENCE = [
     ("gigachat35", "", ("｜GCML｜",)),
     ("gigachat35", "<｜GCML｜tool_calls> or <|function_call|>", ()),
     ("rwkv", "{{ '**Tool Call:**' }}", ()),
+    ("solar_open2", "", ("<|tool_call:start|>", "<|tool_call:end|>")),
+    ("solar_open2", "{{ '<|tool_call:start|>' }}", ()),
     ("harmony", "<tool_call>", ("<|channel|>", "<|call|>", "<|constrain|>")),
     ("kimi_k3", "", ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")),
     ("minimax_m3", "]<]minimax[>[<tool_call>", ()),

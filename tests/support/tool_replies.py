@@ -422,6 +422,16 @@ FORMATS = {
         between="\n",
         markers=("<iquestcoder_tool_call>", "</iquestcoder_tool_call>", "<arg_key>"),
     ),
+    "solar_open2": _tagged(
+        "<|tool_call:start|>NAME\nARGUMENTS<|tool_call:end|>",
+        "<|tool_arg:start|>{}<|tool_arg:value|>{}<|tool_arg:end|>\n".format,
+        between="\n",
+        markers=(
+            *("<|tool_call:start|>", "<|tool_call:end|>", "<|tool_arg:start|>"),
+            *("<|tool_arg:value|>", "<|tool_arg:end|>"),
+        ),
+        reasoning="colon_think",
+    ),
     "plamo3": _replies(
         "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{}"
         "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
