@@ -4,7 +4,7 @@ Each function changes the keywords of one schema, and not those of its parts.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 _TEXTS = frozenset({"title", "description", "$comment"})
@@ -12,6 +12,8 @@ _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/
 # Beyond it, JavaScript and others that read numbers as doubles do not tell integers apart.
 _LARGEST = 2**53
 _LENGTHS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties"))
+# Each is a way of its own to write the object.
+_MAX_COUNTED = 16
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf", "const")
 
 
@@ -48,7 +50,7 @@ _IDLE: Mapping[str, Callable[[object], bool]] = {
 
 def in_usual_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same conditions in the keywords that JSON Schema itself has for them."""
-    fields = with_required_tag(with_declared_names(schema))
+    fields = in_known_conditions(schema)
     kept = {key: value for key, value in fields.items() if not is_idle(key, value)}
     return _with_null(_with_usual_numbers(kept))
 
@@ -58,7 +60,12 @@ def is_idle(keyword: str, value: object) -> bool:
     return keyword in _IDLE and _IDLE[keyword](value)
 
 
-def with_declared_names(schema: Mapping[str, Any]) -> dict[str, Any]:
+def in_known_conditions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema that says in conditions of a grammar what it says of its properties."""
+    return _with_counted_properties(_with_required_tag(_with_declared_names(schema)))
+
+
+def _with_declared_names(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that declares the names of its properties rather than restricting them."""
     fields, names = dict(schema), schema.get("propertyNames")
     declares = {"properties", "patternProperties"} & schema.keys()
@@ -76,13 +83,53 @@ def with_declared_names(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "additionalProperties": False}
 
 
-def with_required_tag(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _with_required_tag(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema whose choices require the property that OpenAPI's `discriminator` names."""
     fields, name = dict(schema), tag_of(schema)
     for keyword in ("oneOf", "anyOf") if name else ():
         if isinstance(parts := schema.get(keyword), list):
             fields[keyword] = [_requiring(name, part) for part in parts]
     return fields
+
+
+def _with_counted_properties(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that lists the ways to have one optional property at least, or at most."""
+    properties, known = fields.get("properties"), fields.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(known, list):
+        return fields
+    optional = [
+        name for name, part in properties.items() if name not in known and part is not False
+    ]
+    least, most = (_count(fields, end, len(known)) for end in ("minProperties", "maxProperties"))
+    is_counted = (least == 1 or most in (0, 1)) and "patternProperties" not in fields
+    if not (is_counted and 0 < len(optional) <= _MAX_COUNTED):
+        return fields
+    counted = {key: value for key, value in fields.items() if key != "minProperties"}
+    ways = [_only(name, optional[:place]) for place, name in enumerate(optional)]
+    if most in (0, 1):
+        del counted["maxProperties"]
+        counted["additionalProperties"] = False
+        ways = [_only(name, {*optional} - {name}) for name in optional] if most else []
+        ways += [_only("", optional)] if least < 1 else []
+    return {**counted, "allOf": [*_listed(fields.get("allOf")), {"anyOf": ways}]}
+
+
+def _count(fields: Mapping[str, Any], keyword: str, required: int) -> float:
+    """Return how many optional properties a limit means; below 0 if it means none."""
+    limit = fields.get(keyword)
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        return -1
+    return limit - required
+
+
+def _only(name: str, excluded: Iterable[str]) -> dict[str, Any]:
+    """Return the condition that a property is there, and that others are not."""
+    absent = dict.fromkeys(sorted(excluded), False)
+    return {"type": "object", "properties": absent, "required": [name] if name else []}
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def tag_of(schema: Mapping[str, Any]) -> str:

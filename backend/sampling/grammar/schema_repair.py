@@ -21,12 +21,7 @@ from backend.sampling.grammar.schema import (
     type_of,
     words,
 )
-from backend.sampling.grammar.schema_dialects import (
-    is_idle,
-    tag_of,
-    with_declared_names,
-    with_required_tag,
-)
+from backend.sampling.grammar.schema_dialects import in_known_conditions, is_idle, tag_of
 from backend.sampling.grammar.string_formats import FORMATS
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -267,7 +262,7 @@ class Repair:
         return True
 
     def _fields(self, written: Schema, pointer: str, depth: int) -> AnySchema:
-        source = with_required_tag(with_declared_names(written))
+        source = in_known_conditions(written)
         for keyword in sorted(_LOST & source.keys()):
             is_alone = keyword in ("then", "else") and "if" not in source
             if not (is_alone or is_idle(keyword, source[keyword])):

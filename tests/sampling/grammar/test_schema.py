@@ -211,6 +211,24 @@ ACCEPTED_AND_REFUSED = {
         ["{}", '{"x1":[]}'],
         ['{"y":1}'],
     ),
+    "at least one property": (
+        {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+        | {"minProperties": 1},
+        ['{"a":null}', '{"b":null}', '{"a":null,"b":null}'],
+        ["{}", '{"b":null,"a":null}'],
+    ),
+    "at most one optional property": (
+        {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {}}}
+        | {"required": ["b"], "maxProperties": 2.0},
+        ['{"b":null}', '{"a":null,"b":null}', '{"b":null,"c":1}'],
+        ["{}", '{"a":null,"b":null,"c":1}', '{"b":null,"d":1}'],
+    ),
+    "exactly one property": (
+        {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
+        | {"minProperties": 1, "maxProperties": 1},
+        ['{"a":null}', '{"b":null}'],
+        ["{}", '{"a":null,"b":null}', '{"c":null}'],
+    ),
     "keywords that restrict nothing": (
         {
             "$schema": "https://example.com/metaschema",

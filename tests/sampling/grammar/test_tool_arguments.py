@@ -116,6 +116,20 @@ CASES = {
         ['{"kind": "cat"}', '{"kind": "dog"}'],
         ["{}", '{"kind": "cow"}'],
     ),
+    "exactly one property": (
+        "hermes_json",
+        {"type": "object", "properties": {"n": {"type": "integer"}, "s": STRING}}
+        | {"minProperties": 1, "maxProperties": 1},
+        ['{"n": 1}', '{"s": ""}'],
+        ["{}", '{"n": 1, "s": ""}'],
+    ),
+    "at least one property in braces": (
+        "gemma4",
+        {"type": "object", "properties": {"n": {"type": "integer"}, "m": {"type": "integer"}}}
+        | {"minProperties": 1},
+        ["{n:1}", "{m:1}", "{m:1,n:1}"],
+        ["{}"],
+    ),
     "names of properties in a list": (
         "hermes_json",
         {
