@@ -4,10 +4,11 @@ import base64
 import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, assert_never
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, assert_never
 
+from msgspec import structs
+
 from backend.core.prompt import MEDIA_MARKER, MediaKind, Placement, PreparedMedium, Prompt
 from backend.core.request import GenerationCall
 from backend.errors import InvalidRequestError
@@ -193,7 +195,7 @@ def _placed(
     digests = {kind: [m.digest for m in prepared if m.kind is kind] for kind in MediaKind}
     counts = model.placements.place(messages, digests)
     return [
-        replace(
+        structs.replace(
             message, media=tuple(Placement(0, kind) for kind, n in count.items() for _ in range(n))
         )
         for message, count in zip(messages, counts, strict=True)
@@ -206,7 +208,7 @@ def _with_markers(message: Message, kinds: Iterator[MediaKind]) -> Message:
     for part in parts[:-1]:
         offset += len(part)
         media.append(Placement(offset, next(kinds)))
-    return replace(message, content="".join(parts), media=tuple(media))
+    return structs.replace(message, content="".join(parts), media=tuple(media))
 
 
 TAIL_CHARS = 4000
@@ -249,6 +251,7 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
     if not token_ids:
         raise InvalidRequestError(written.field, "is empty")
     require_fit(written.field, token_ids, model, reply_tokens=1)
+    token_ids = list(token_ids)
     spans = _spans(token_ids, expanded.media)
     later = [_expand(branch, media).text for branch in written.branches]
     shared = _shared_tokens(expanded.text, token_ids, later, model)
@@ -272,14 +275,14 @@ def plain_token_ids(field: str, text: str, media: PlacedMedia, model: ServedMode
     """
     expanded = _expand_all(text, media)
     require_bounded(field, unguarded(expanded.text), model)
-    return model.tokenizer.encode(expanded.text, adds_special=False)
+    return model.tokenizer.encode_packed(expanded.text, adds_special=False)
 
 
 def _encode(text: str, model: ServedModel, *, is_raw: bool) -> Sequence[int]:
     """Return the tokens of a text; raw text gets the BOS token that a template would write."""
     if is_raw:
-        return model.tokenizer.encode_prompt(text)
-    return model.tokenizer.encode(text, adds_special=False)
+        return model.tokenizer.encode_prompt_packed(text)
+    return model.tokenizer.encode_packed(text, adds_special=False)
 
 
 def _expand_all(text: str, media: PlacedMedia) -> _Expanded:

@@ -79,23 +79,24 @@ def _token_ids(call: EmbeddingCall, model: ServedModel, *, truncates: bool) -> l
     """Return the token ids; a text gets the tokenizer's special tokens."""
     if not call.text:
         require_ids("EmbeddingTokens", call.token_ids, model)
-        token_ids = list(call.token_ids)
+        given = list(call.token_ids)
         if truncates:
-            return token_ids[: model.card.context_length]
-        require_fit("EmbeddingTokens", token_ids, model)
-        return token_ids
+            return given[: model.card.context_length]
+        require_fit("EmbeddingTokens", given, model)
+        return given
+    token_ids: Sequence[int]
     if truncates:
         token_ids = _truncated(call.text, model)
     else:
         require_possible_fit("Embeddings", call.text, model)
-        token_ids = model.tokenizer.encode(call.text, adds_special=True)
+        token_ids = model.tokenizer.encode_packed(call.text, adds_special=True)
     if not token_ids:
         raise InvalidRequestError("Embeddings", "is empty")
     if len(token_ids) > MAX_TOKEN_IDS:
         problem = f"holds {len(token_ids)} tokens, at most {MAX_TOKEN_IDS} are allowed"
         raise InvalidRequestError("Embeddings", problem)
     require_fit("Embeddings", token_ids, model)
-    return token_ids
+    return list(token_ids)
 
 
 def _truncated(text: str, model: ServedModel) -> list[int]:

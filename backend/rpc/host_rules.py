@@ -8,8 +8,9 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind

@@ -1,11 +1,11 @@
 """Histories with calls through the socket, on templates that do not take them as they are."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
+from msgspec.structs import replace
 from serving import chat, code_of, served
 from tool_conversations import ANSWERED, TWO_CALLS, WEATHER
 

@@ -122,6 +122,12 @@ class ByteTokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def encode_packed(self, text: str, **options: bool) -> list[int]:
+        return self.encode(text, **options)
+
+    def encode_prompt_packed(self, text: str) -> list[int]:
+        return self.encode_prompt(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
 

@@ -9,10 +9,10 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
+from msgspec.structs import replace
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -53,7 +53,7 @@ class Disarmer(ABC):
     def disarmed_tool(self, tool: Tool) -> Tool:
         """Return the tool with its schema disarmed."""
         schema = {self.disarmed(key): self.disarmed_json(tool.schema[key]) for key in tool.schema}
-        return replace(tool, schema=schema)
+        return Tool(name=tool.name, schema=schema)
 
     def disarmed_json(self, value: JsonValue) -> JsonValue:
         """Return a value with all of its texts disarmed, keys too."""

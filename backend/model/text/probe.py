@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from msgspec import structs
+
 from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL, Message
 from backend.model.text import conversation
 from backend.model.text.conversation import (
@@ -171,7 +173,7 @@ _CALLING_TURNS = (
     Message(role="assistant", tool_calls=(_CALL,)),
     Message(role="tool", content="r", name=_CALL.name, tool_call_id=_CALL.call_id),
 )
-_OTHER_CALL = replace(_CALL, call_id="probe0002", arguments='{"probe_key": "probe_other"}')
+_OTHER_CALL = structs.replace(_CALL, call_id="probe0002", arguments='{"probe_key": "probe_other"}')
 _WHOLE = (
     _QUESTION,
     Message(role="assistant", content="probe_content", tool_calls=(_CALL, _OTHER_CALL)),

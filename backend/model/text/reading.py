@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from backend.model.text.isolated.long_texts import LongTexts
 
 PIECE_CHARS = 32 * 1024
+# Of ids and what else is known of many tokens, in arrays.
+NUMBER_TYPE = "i"
 # A search for a place holds Python's lock for so many characters.
 _SEARCH_CHARS = 256 * 1024
 
@@ -143,7 +145,7 @@ class Reader(ABC):
     direct_chars = MAX_DIRECT_CHARS
 
     @abstractmethod
-    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+    def encode(self, text: str, *, adds_special: bool) -> Sequence[int]:
         """Return the ids of a text, perhaps with guards in its marks."""
 
     @abstractmethod
@@ -202,7 +204,7 @@ class DirectReader(Reader):
         self._has_types = "token_type_ids" in hf_tokenizer.model_input_names
         self._guarding = threading.Lock()
 
-    def encode(self, text: str, *, adds_special: bool) -> list[int]:
+    def encode(self, text: str, *, adds_special: bool) -> Sequence[int]:
         """Return the ids of a text; a long one is read elsewhere, if it gets no others."""
         if adds_special:
             fast = self._guarded_reader() if GUARD in text else self.fast
@@ -228,7 +230,7 @@ class DirectReader(Reader):
         """Return the text of known ids."""
         return _decoded(self.hf, ids)
 
-    def _columns(self, reading: "Reading", text: str, second: str = "") -> list[list[int]]:
+    def _columns(self, reading: "Reading", text: str, second: str = "") -> Sequence[Sequence[int]]:
         if len(text) + len(second) > self.direct_chars:
             return self.elsewhere.columns(reading, text, second)
         is_guarded = reading is Reading.PLAIN and GUARD in text

@@ -4,6 +4,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from backend.core.prompt import EXAMPLE_CALL, MediaKind, Message, Placement, Tool
 from backend.errors import InvalidRequestError
 from backend.formats.spelling import Spelling
@@ -193,7 +195,7 @@ def written_out(message: Message, texts: Mapping[MediaKind, str]) -> Message:
     for placed in message.media:
         pieces += [message.content[start : placed.offset], texts[placed.kind]]
         start = placed.offset
-    return replace(message, content="".join(pieces) + message.content[start:], media=())
+    return structs.replace(message, content="".join(pieces) + message.content[start:], media=())
 
 
 def _written(template: ChatTemplate, kind: MediaKind) -> str:

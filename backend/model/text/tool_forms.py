@@ -8,9 +8,10 @@ any other gets the nearest form that it takes. Nothing here changes what a call 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
 from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER

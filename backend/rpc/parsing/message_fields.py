@@ -1,5 +1,6 @@
 """`Messages`, `Metadata`, `Tools` and `ToolChoice`: the input of the chat template."""
 
+import itertools
 import json
 import logging
 import re
@@ -77,9 +78,7 @@ _MAX_DIGITS = 9
 def messages(request: pb.PredictOptions) -> tuple[Message, ...]:
     """Return the conversation."""
     require_at_most("Messages", request.Messages, MAX_MESSAGES)
-    return tuple(
-        _message(f"Messages[{index}]", message) for index, message in enumerate(request.Messages)
-    )
+    return tuple(itertools.starmap(_message, enumerate(request.Messages)))
 
 
 def template_options(
@@ -119,14 +118,18 @@ def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> i
     return int(text)
 
 
-def _message(field: str, message: pb.Message) -> Message:
+def _message(index: int, message: pb.Message) -> Message:
+    role, calls = message.role, message.tool_calls
+    # Names of fields take a third of the time, and are for errors.
+    if not role.strip():
+        require_name(f"Messages[{index}].role", role)
     return Message(
-        role=require_name(f"{field}.role", message.role),
+        role=role,
         content=message.content,
         name=message.name,
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content,
-        tool_calls=_tool_calls(f"{field}.tool_calls", message.tool_calls),
+        tool_calls=_tool_calls(f"Messages[{index}].tool_calls", calls) if calls else (),
     )
 
 

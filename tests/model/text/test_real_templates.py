@@ -6,12 +6,12 @@ is expected of each was read in the template itself.
 
 import functools
 import json
-from dataclasses import replace
 from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
 from message_shapes import CONVERSATIONS, SHAPES, said
+from msgspec.structs import replace
 from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models

@@ -12,12 +12,11 @@ from tokenizers import Tokenizer as FastTokenizer
 from backend.config import MAX_ENCODE_MEMORY_BYTES
 from backend.errors import InvalidRequestError
 from backend.model.text.guard import guarded
-from backend.model.text.reading import Reading, columns
+from backend.model.text.reading import NUMBER_TYPE, Reading, columns
 from common.child import limit_memory, limit_time, serve
 from common.machine_memory import trim
 
 NUMBERS, REFUSAL = b"N", b"E"
-NUMBER_TYPE = "i"
 # It ends when nobody has needed it for so long: its vocabulary takes 100 MB and more.
 IDLE_S = 300.0
 _TRIM_CHARS = 2**20

@@ -18,13 +18,12 @@ from backend.config import HELPER_GRACE_S, LONG_TEXT_NICENESS, MAX_ENCODE_CPU_S
 from backend.errors import HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
 from backend.model.text.isolated.encoding import (
-    NUMBER_TYPE,
     NUMBERS,
     Definition,
     LongText,
     flags,
 )
-from backend.model.text.reading import Reading, columns
+from backend.model.text.reading import NUMBER_TYPE, Reading, columns
 from common.helper import (
     HelperPool,
     HelperProcess,
@@ -67,8 +66,10 @@ class LongTexts:
         self.idle = self._pool.idle
         weakref.finalize(self, kill_all, self.idle)
 
-    def columns(self, reading: Reading, text: str, second: str = "") -> list[list[int]]:
+    def columns(self, reading: Reading, text: str, second: str = "") -> list["array[int]"]:
         """Return what the tokenizer finds, as `backend.model.text.reading.columns` does.
+
+        A list of millions would hold Python's lock while it is made, and while it is dropped.
 
         Raises:
             InvalidRequestError: It is not Unicode, or takes too much time or memory.
@@ -125,7 +126,8 @@ class LongTexts:
         process.receive(deadline)
         process.send(pickle.dumps(LongText(SAMPLE, self._seconds)), deadline)
         own = columns(self._tokenizer, Reading.PLAIN, SAMPLE)
-        return _columns_of(process.receive(deadline), Reading.PLAIN) == own
+        found = _columns_of(process.receive(deadline), Reading.PLAIN)
+        return list(map(list, found)) == own
 
 
 class _Reading:
@@ -152,10 +154,10 @@ class _Reading:
             self.owed = 0
 
 
-def _columns_of(answer: bytes, reading: Reading) -> list[list[int]]:
+def _columns_of(answer: bytes, reading: Reading) -> list["array[int]"]:
     if answer[:1] != NUMBERS:
         raise InvalidRequestError("Prompt", answer[1:].decode())
     numbers = array(NUMBER_TYPE)
     numbers.frombytes(answer[1:])
     rows = len(numbers) // reading.count
-    return [numbers[start * rows : (start + 1) * rows].tolist() for start in range(reading.count)]
+    return [numbers[start * rows : (start + 1) * rows] for start in range(reading.count)]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from array import array
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_a_text_without_places_has_the_tokens_of_one_call(name, kind):
     else:
         assert tokenizer.decode(found).strip() == text.replace(GUARD, "")
         assert not tokenizer.special_ids & set(found)
+
+
+def test_the_tokens_of_a_long_text_are_an_array_until_they_are_known_to_fit():
+    tokenizer, text = TOKENIZERS["byte level"], TEXTS["letters"]
+    found = tokenizer.encode_packed(text, adds_special=True)
+    assert isinstance(found, array)
+    assert found.tolist() == tokenizer.encode(text, adds_special=True)
+    assert tokenizer.encode_prompt_packed(text).tolist() == tokenizer.encode_prompt(text)
 
 
 def test_the_process_reads_the_file_and_adds_what_was_added_later(tmp_path, monkeypatch):
@@ -171,7 +180,7 @@ def test_a_text_whose_time_grows_with_its_square_is_refused():
     texts = LongTexts(small(QUADRATIC), "", seconds=1)
     with pytest.raises(InvalidRequestError, match=r"^Prompt: takes more than 1 s"):
         texts.columns(Reading.PLAIN, "1" * 1_000_000)
-    assert texts.columns(Reading.PLAIN, "1" * 1000) == [[1] * 1000]
+    assert [list(each) for each in texts.columns(Reading.PLAIN, "1" * 1000)] == [[1] * 1000]
 
 
 @pytest.mark.parametrize("reads", ["here", "elsewhere"])
@@ -181,7 +190,7 @@ def test_a_pattern_that_goes_back_too_often_refuses_the_text(reads):
         "here": lambda text: reader_of(PreTrainedTokenizerFast(tokenizer_object=fast)).encode(
             text, adds_special=False
         ),
-        "elsewhere": lambda text: LongTexts(fast, "").columns(Reading.PLAIN, text)[0],
+        "elsewhere": lambda text: list(LongTexts(fast, "").columns(Reading.PLAIN, text)[0]),
     }[reads]
     with pytest.raises(InvalidRequestError, match=r"^Prompt: cannot be tokenised: .*retry-limit"):
         encode("1" * 40 + "!")
