@@ -334,6 +334,9 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
     return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
 
 
+_MARKER_PART = re.compile(r"<[^<>]*>|[^<>]+")
+
+
 def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     """Return the pattern of a tag with attributes, in any order."""
     start, _, name_key = str(head[0]).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")
@@ -345,7 +348,8 @@ def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     marker = "" if dialect.mark else start[: start.rfind("<")]
     return Pattern(
         (
-            maybe(fixed(marker)),
+            # Models leave out the whole marker, or a part of it.
+            *(maybe(fixed(part)) for part in _MARKER_PART.findall(marker)),
             fixed(start.removeprefix(marker)),
             ATTRIBUTES,
             fixed(str(last).strip().removeprefix('"')),
