@@ -30,7 +30,13 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
-from backend.output.readers.json_calls import CallBlock, CallBlockReader, CallHead, CallKeys
+from backend.output.readers.json_calls import (
+    FENCE,
+    CallBlock,
+    CallBlockReader,
+    CallHead,
+    CallKeys,
+)
 from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect, LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
@@ -66,8 +72,7 @@ from backend.output.reply_format import warn_once
 
 _KEY = re.compile(r'"(\w+)": "?$')
 _CLOSERS = ("]", "}")
-_FENCE = "```"
-_JSON_FENCE = f"{_FENCE}json"
+_JSON_FENCE = f"{FENCE}json"
 _ID = any_of(r"[^\s\[{<]", group="id")
 _WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
 _NAMES = {
@@ -93,7 +98,7 @@ def object_block(reading: Reading, dialect: Objects) -> CallBlock:
         starts=("[", _JSON_FENCE),
         ends=_ends(reading),
         separators=(",", ";"),
-        fillers=(*_CLOSERS, _FENCE),
+        fillers=(*_CLOSERS, FENCE),
     )
 
 
@@ -106,14 +111,14 @@ def _named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
         call=CallHead(
             patterns=tuple(pattern for template in dialect.calls for pattern in _heads(template)),
             loose=_loose_head(dialect.call),
-            lead_ins=(_JSON_FENCE, _FENCE),
+            lead_ins=(_JSON_FENCE, FENCE),
         ),
         call_start=begin[0] if isinstance(begin[0], str) else "",
         call_end=_bare(end[-1:]),
         starts=starts if dialect.is_list else (),
         ends=_ends(reading),
         separators=separators if dialect.is_list else (),
-        fillers=(*_CLOSERS, _FENCE, *filter(None, inner_ends)),
+        fillers=(*_CLOSERS, FENCE, *filter(None, inner_ends)),
     )
 
 
@@ -178,7 +183,7 @@ def _pieces_after_name(rest: Template) -> Iterator[Piece]:
             yield choice(sequence(*_spaced(marker)), ahead("{"))
     if not has_marker:
         yield SPACE
-        yield ahead("{", _FENCE[0])
+        yield ahead("{", FENCE[0])
 
 
 def _spaced(text: str) -> Iterator[Piece]:
@@ -226,7 +231,7 @@ def _keys(template: Template) -> Iterator[tuple[object, str]]:
 
 def _bare(template: Template) -> str:
     """Return the text of a template without whitespace and fences."""
-    return text_of(template).replace(_JSON_FENCE, "").replace(_FENCE, "").strip()
+    return text_of(template).replace(_JSON_FENCE, "").replace(FENCE, "").strip()
 
 
 def _ends(reading: Reading) -> tuple[str, ...]:

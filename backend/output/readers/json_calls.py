@@ -405,6 +405,7 @@ def _as_id(value: str) -> str:
     return call_id if is_fit else ""
 
 
+FENCE = "```"
 _BARE_OPENERS = ("{", "[")
 _BRACKETS = frozenset("]}")
 
@@ -484,11 +485,20 @@ class CallBlockReader(SteppingReader):
         return end
 
     def _marker_at(self, position: int) -> tuple[str, int]:
-        ends = {marker: after(self._buffer, position, marker) for marker in self._markers()}
+        ends = {marker: self._after(position, marker) for marker in self._markers()}
         if UNDECIDED in ends.values():
             return "", UNDECIDED
         marker = max(ends, key=lambda marker: ends[marker], default="")
         return marker, ends.get(marker, REFUTED)
+
+    def _after(self, position: int, marker: str) -> int:
+        """Match a marker; a fence with a language after it does not end one but begins another."""
+        end = after(self._buffer, position, marker)
+        if end < 0 or marker != FENCE or not self._calls_begun:
+            return end
+        if end == len(self._buffer):
+            return UNDECIDED
+        return REFUTED if self._buffer[end].isalpha() else end
 
     def _markers(self) -> tuple[str, ...]:
         block = self._block
