@@ -227,7 +227,7 @@ HYPERCLOVAX_THINK = "/think\n"
 
 HYPERCLOVAX = ToolFormat(
     name="hyperclovax",
-    aliases=("hyperclovax_seed_think", "hyperclovax_seed_think_14b"),
+    aliases=("hyperclovax_seed_think_14b",),
     clues=(in_template(HYPERCLOVAX_OPENER.strip()),),
     openers=(HYPERCLOVAX_OPENER,),
     tokens=(HYPERCLOVAX_TURN,),
@@ -237,7 +237,7 @@ HYPERCLOVAX = ToolFormat(
 
 HYPERCLOVAX_THOUGHT = ReasoningFormat(
     name="hyperclovax_think",
-    aliases=("hyperclovax", "hyperclovax_seed_think", "hyperclovax_seed_think_14b"),
+    aliases=("hyperclovax", "hyperclovax_seed_think_14b"),
     clues=(in_template("assistant/think"),),
     starts=(HYPERCLOVAX_THINK,),
     ends=(HYPERCLOVAX_NEXT,),

@@ -162,7 +162,7 @@ GLM4 = _glm(
     name="glm4",
     aliases=(
         *("_glm", "glm", "glm45", "glm47", "glm4_moe", "glm47_moe"),
-        *("poolside_v1", "spark3", "spark25", "ling3"),
+        *("poolside_v1", "spark3", "spark25", "ling3", "hyperclovax_seed_think"),
     ),
     opener="<tool_call>",
     closer="</tool_call>",

@@ -158,6 +158,8 @@ def test_a_tool_parser_is_named_as_hosts_name_it(name):
         ("intern_s1", "internlm2"),
         ("hunyuan", "hunyuan_v3"),
         ("granite_pythonic", "granite"),
+        ("hyperclovax_seed_think", "glm4"),
+        ("hyperclovax_seed_think_14b", "hyperclovax"),
     ],
 )
 def test_names_of_other_servers_are_known(name, format_name):
@@ -174,6 +176,7 @@ def test_names_of_other_servers_are_known(name, format_name):
         ("nemotron_3", "think"),
         ("minimax", "think"),
         ("gigachat35", "think"),
+        ("hyperclovax_seed_think", "think"),
         ("kimi", "kimi_think"),
         ("qwen3-thinking", "qwen3_think"),
         ("think", "think"),
