@@ -12,6 +12,8 @@ MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 MAX_PENDING_CALLS = 2**17  # that have reached gRPC, and not yet the event loop
 MAX_STREAMS = 1024  # calls of one connection
+# At most a half of the descriptors that the process may have: files and children need some.
+MAX_CONNECTIONS = 1024
 # Requests that arrive in part keep their bytes. So many may take longer than the first time, in
 # seconds, and none longer than the second.
 MAX_ARRIVING, ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S = 64, 1.0, 120.0

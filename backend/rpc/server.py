@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from traceback import clear_frames, format_tb
@@ -14,7 +15,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from backend import errors
-from backend.config import MAX_PENDING_CALLS, MAX_STREAMS, MESSAGE_LIMIT_BYTES, ServerConfig
+from backend.config import (
+    MAX_CONNECTIONS,
+    MAX_PENDING_CALLS,
+    MAX_STREAMS,
+    MESSAGE_LIMIT_BYTES,
+    ServerConfig,
+)
 from backend.errors import EngineDownError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
@@ -253,15 +260,27 @@ class BackendServer:
     """
 
     def __init__(
-        self, config: ServerConfig, tracing: Sequence[grpc.aio.ServerInterceptor] = ()
+        self,
+        config: ServerConfig,
+        tracing: Sequence[grpc.aio.ServerInterceptor] = (),
+        *,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
+        """Create it; it listens later.
+
+        Args:
+            max_connections: More than so many at once are closed, or than a half of the
+                descriptors that the process may have.
+        """
+        limit = _within_descriptors(max_connections)
         self._address = config.address
         self._services: Services | None = None
         self._late_services = LateServices(_methods() - {HEALTH_METHOD})
         names = [service.full_name for service in SERVICES]
         self._health = Health(names)
         self._server = grpc.aio.server(
-            interceptors=self._interceptors(config.auth_token, tracing), options=CHANNEL_OPTIONS
+            interceptors=self._interceptors(config.auth_token, tracing),
+            options=(*CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", limit)),
         )
         self._health.add_to(self._server)
         every_name = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -326,6 +345,11 @@ class BackendServer:
 
     def _loaded_model(self) -> str:
         return self._services.loaded_model if self._services is not None else ""
+
+
+def _within_descriptors(connections: int) -> int:
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections if allowed == resource.RLIM_INFINITY else min(connections, allowed // 2)
 
 
 def _methods() -> set[str]:

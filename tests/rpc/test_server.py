@@ -75,6 +75,26 @@ async def test_a_server_without_an_engine_can_be_stopped_while_a_call_waits():
         assert (await asyncio.wait_for(call, TIMEOUT_S))[0] is not CODE.OK
 
 
+async def test_of_too_many_connections_the_further_ones_are_closed():
+    server = BackendServer(ServerConfig(address="127.0.0.1:0"), max_connections=3)
+    address = await server.start()
+    own = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [grpc.aio.insecure_channel(address, options=own) for _ in range(4)]
+    try:
+        for channel in channels[:3]:
+            assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"
+        assert (await code_of(stub(channels[3]).Health(pb.HealthMessage())))[0] is CODE.UNAVAILABLE
+        await channels[0].close()
+        last = stub(channels[3]).Health(pb.HealthMessage(), wait_for_ready=True, timeout=TIMEOUT_S)
+        assert (await last).message == b"OK"
+        # The others were not touched.
+        assert (await stub(channels[1]).Health(pb.HealthMessage())).message == b"OK"
+    finally:
+        for channel in channels:
+            await channel.close()
+        await server.stop()
+
+
 async def test_a_token_is_asked_for_before_there_is_an_engine():
     server = BackendServer(ServerConfig(address="127.0.0.1:0", auth_token="key"))  # noqa: S106
     async with grpc.aio.insecure_channel(await server.start()) as channel:
