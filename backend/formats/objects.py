@@ -414,7 +414,13 @@ XLAM_LEAD, XLAM_LEAD_END = "[", "]"
 XLAM = ToolFormat(
     name="xlam",
     clues=(in_template("single JSON array"),),
+    # The models are tuned from Qwen's, and fall back to its markers.
+    openers=(HERMES_OPENER,),
     leads=(XLAM_LEAD, "{"),
-    readings=(Reading(JSON_CALLS),),
+    closers=(HERMES_CLOSER,),
+    readings=(
+        Reading(JSON_CALLS, openers=(HERMES_OPENER,), end=HERMES_CLOSER),
+        Reading(JSON_CALLS),
+    ),
     frames=(Frame(JSON_CALLS, XLAM_LEAD, separator=(", ",), end=XLAM_LEAD_END, is_lead=True),),
 )
