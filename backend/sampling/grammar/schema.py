@@ -82,6 +82,8 @@ def steps(pointer: str) -> list[str]:
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
+_OF_TERMINALS = re.compile(r"\\.|[/\n]", re.DOTALL)
+_ESCAPED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
@@ -128,7 +130,8 @@ def _searched(pattern: str) -> str:
     inner = tokens[starts : len(tokens) - ends]
     if {"^", "$"} & {*inner} or ((starts or ends) and _has_choice(inner)):
         raise PatternError(f"the pattern {pattern!r} has anchors inside")
-    body = "".join({"/": r"\/", "\n": r"\n"}.get(token, token) for token in inner)
+    # Inside of a class too, they end a terminal.
+    body = _OF_TERMINALS.sub(lambda found: _ESCAPED.get(found[0], found[0]), "".join(inner))
     before, after = ("" if is_there else "(?s:.*)" for is_there in (starts, ends))
     return f"{before}(?:{body}){after}"
 

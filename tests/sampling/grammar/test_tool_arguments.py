@@ -164,6 +164,12 @@ CASES = {
         ["ab/12", "ab/12 and more\n"],
         ["Ab/12", " ab/12", "ab/1"],
     ),
+    "raw pattern with a slash among characters": (
+        "glm4",
+        {"type": "string", "pattern": "^([/_.\\-a-z0-9=, ()!\\/\n])+$"},
+        ["a/b=c, d", "/", "(x)\n!"],
+        ["a;b", "", "A"],
+    ),
     "raw pattern in the midst": (
         "glm4",
         {"type": "string", "pattern": "a|b[$^]"},
