@@ -12,8 +12,9 @@ _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/
 # Beyond it, JavaScript and others that read numbers as doubles do not tell integers apart.
 _LARGEST = 2**53
 _LENGTHS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties"))
-# Each is a way of its own to write the object.
-_MAX_COUNTED = 16
+# Each optional property is a way of its own to write the object, with a copy of all their schemas.
+_MAX_COPIES = 512
+_COUNTS = frozenset({"minProperties", "maxProperties"})
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf", "const")
 
 
@@ -102,7 +103,7 @@ def _with_counted_properties(fields: dict[str, Any]) -> dict[str, Any]:
     ]
     least, most = (_count(fields, end, len(known)) for end in ("minProperties", "maxProperties"))
     is_counted = (least == 1 or most in (0, 1)) and "patternProperties" not in fields
-    if not (is_counted and 0 < len(optional) <= _MAX_COUNTED):
+    if not (is_counted and optional and _may_be_copied(properties, len(optional))):
         return fields
     counted = {key: value for key, value in fields.items() if key != "minProperties"}
     ways = [_only(name, optional[:place]) for place, name in enumerate(optional)]
@@ -112,6 +113,21 @@ def _with_counted_properties(fields: dict[str, Any]) -> dict[str, Any]:
         ways = [_only(name, {*optional} - {name}) for name in optional] if most else []
         ways += [_only("", optional)] if least < 1 else []
     return {**counted, "allOf": [*_listed(fields.get("allOf")), {"anyOf": ways}]}
+
+
+def _may_be_copied(properties: Mapping[str, Any], times: int) -> bool:
+    """Return whether so many copies are few schemas; inside, no properties are counted again."""
+    waiting: list[object] = list(properties.values())
+    count = 0
+    while waiting and count * times <= _MAX_COPIES:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            if _COUNTS & value.keys():
+                return False
+            waiting += value.values()
+            count += 1
+        waiting += value if isinstance(value, list) else ()
+    return count * times <= _MAX_COPIES
 
 
 def _count(fields: Mapping[str, Any], keyword: str, required: int) -> float:

@@ -305,6 +305,16 @@ def test_what_other_keywords_say_as_well_is_held_without_a_note(part):
     assert Parameters.of(tool("odd", around(part))).notes == {}
 
 
+def test_counted_properties_inside_others_cost_only_the_outer_count():
+    part = {"type": "string"}
+    for depth in range(3):
+        others = {f"p{depth}{number}": {"type": "integer"} for number in range(15)}
+        part = {"type": "object", "properties": {**others, "deep": part}, "minProperties": 1}
+    notes = Parameters.of(tool("odd", around(part))).notes
+    outer = ["#/properties/a", "#/properties/a/properties/deep"]
+    assert {*notes} == {f"{pointer}/minProperties" for pointer in outer}
+
+
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_sound_schema_keeps_all_its_conditions(name):
     offered = MODELS[name].held.offered([NOTES, tool("search", VALID)])
