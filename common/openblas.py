@@ -82,3 +82,33 @@ def threads() -> int:
 def set_threads(count: int) -> None:
     """Set the number of threads for each matrix product from now on; requires `has_openblas`."""
     _process().openblas_set_num_threads(count)
+
+
+# `CblasRowMajor`, `CblasNoTrans`, `CblasTrans`.
+_ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
+
+
+def has_products() -> bool:
+    """Tell whether `multiply` works in this process."""
+    return hasattr(_process(), "cblas_sgemm")
+
+
+def multiply(  # noqa: PLR0913 (those of a BLAS)
+    inputs: int, matrix: int, outputs: int, *, rows: int, columns: int, width: int, step: int
+) -> None:
+    """Write the products of float32 rows with those of a matrix; requires `has_products`.
+
+    Args:
+        inputs: The address of [rows, width].
+        matrix: That of [columns, width].
+        outputs: That of the first of `columns` numbers in rows of `step` numbers.
+    """
+    numbers = map(ctypes.c_int, (_ROW_MAJOR, _PLAIN, _TRANSPOSED, rows, columns, width))
+    _process().cblas_sgemm(
+        *numbers,
+        ctypes.c_float(1.0),
+        *(ctypes.c_void_p(inputs), ctypes.c_int(width)),
+        *(ctypes.c_void_p(matrix), ctypes.c_int(width)),
+        ctypes.c_float(0.0),
+        *(ctypes.c_void_p(outputs), ctypes.c_int(step)),
+    )

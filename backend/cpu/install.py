@@ -80,7 +80,7 @@ def _threshold(row: tuple[_Numbers, np.float32]) -> np.float32:
 
 def _prepare_training(network: Network) -> None:
     widen_experts(network)
-    prepare_products(network, keeps_type=False, dequantises=False)
+    prepare_products(network, keeps_type=False, dequantises=False, has_gradients=True)
 
 
 def _prepare(

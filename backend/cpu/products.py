@@ -8,7 +8,7 @@ weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from backend.config import DEQUANTISED_MEMORY_SHARE, FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
+from backend.cpu.quantised_products import is_available, knows, multiply
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import cast_weights, memory_bytes
 from common import openblas
@@ -194,6 +195,7 @@ def prepare_products(
     *,
     keeps_type: bool,
     dequantises: bool = True,
+    has_gradients: bool = False,
     least_bytes: int | None = None,
 ) -> None:
     """Have a network computed by OpenBLAS as far as possible, if this process has it.
@@ -204,18 +206,27 @@ def prepare_products(
             enough of them to notice, and few enough for the memory.
         least_bytes: What is enough to notice; `None` is that in steps of single tokens.
         dequantises: Whether that goes for quantised weights too, and not only for their scales.
+        has_gradients: Whether the network is to be trained.
     """
     if not has_openblas():
         return
     enough = FLOAT32_MIN_BYTES if least_bytes is None else least_bytes
-    if not keeps_type and _size(network) >= enough:
-        layers = _quantised_layers(network) if dequantises else []
+    is_large = _size(network) >= enough
+    layers = [module for module, _ in _quantised_layers(network)]
+    has_kernel = is_large and not has_gradients and _is_for_kernel(layers)
+    if not keeps_type and is_large:
         # One line says what becomes of the weights: of quantised ones, the first.
-        (_dequantise if layers else _widen)(network)
+        (_dequantise if layers and dequantises and not has_kernel else _widen)(network)
     for module in network.modules():
         # Not those of subclasses, which compute something else.
-        if replacement := _REPLACEMENTS.get(type(module)):
+        if replacement := _REPLACEMENTS[has_kernel].get(type(module)):
             module.__class__ = replacement
+
+
+def _is_for_kernel(layers: Sequence[Network]) -> bool:
+    """Tell whether our kernel computes all of some quantised layers; there are none of experts."""
+    is_known = all(type(module) in _PLAIN and knows(module) for module in layers)
+    return bool(layers) and is_known and is_available()
 
 
 def _quantised_layers(network: Network) -> list[tuple[Network, type[nn.Module]]]:
@@ -329,13 +340,33 @@ class _QuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     """Multiplies several tokens with dequantised weights, as the last layer."""
 
     def as_linear(self, inputs: mx.array) -> mx.array:
-        return dequantised_product(self, inputs) if _is_wide(inputs) else super().as_linear(inputs)
+        if not _is_wide(inputs):
+            return super().as_linear(inputs)
+        return dequantised_product(self, inputs)
+
+
+class _KernelLinear(_QuantizedLinear):
+    """Multiplies by our kernel, which has no gradient."""
+
+    def __call__(self, inputs: mx.array) -> mx.array:
+        if (outputs := multiply(self, inputs)) is None:
+            return super().__call__(inputs)
+        return outputs + self["bias"] if "bias" in self else outputs
+
+
+class _KernelEmbedding(_QuantizedEmbedding):
+    """Multiplies by our kernel, which has no gradient, as the last layer."""
+
+    def as_linear(self, inputs: mx.array) -> mx.array:
+        outputs = multiply(self, inputs)
+        return super().as_linear(inputs) if outputs is None else outputs
 
 
 _PLAIN = {nn.QuantizedLinear: nn.Linear, nn.QuantizedEmbedding: nn.Embedding}
+# By whether our kernel computes them.
 _REPLACEMENTS = {
-    nn.QuantizedLinear: _QuantizedLinear,
-    nn.QuantizedEmbedding: _QuantizedEmbedding,
+    False: {nn.QuantizedLinear: _QuantizedLinear, nn.QuantizedEmbedding: _QuantizedEmbedding},
+    True: {nn.QuantizedLinear: _KernelLinear, nn.QuantizedEmbedding: _KernelEmbedding},
 }
 
 

@@ -201,19 +201,19 @@ def in_blocks(
             block = attend_block(given, (row, head), (own, start, stop), scale, sink)
             output[row, own, start:stop] = block
 
-    count = _threads()
+    count = product_threads()
     list(block_threads().map(compute, (blocks[place::count] for place in range(count))))
     return mx.array(output)
 
 
-def _threads() -> int:
+def product_threads() -> int:
     """Return the number of threads for a matrix product, and thus for what is computed here."""
     return openblas.threads() if openblas.has_openblas() else 1
 
 
 def spread(compute: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     """Compute some items, on several threads if products have them."""
-    if _threads() == 1 or len(items) == 1:
+    if product_threads() == 1 or len(items) == 1:
         return list(map(compute, items))
     return list(block_threads().map(compute, items))
 
@@ -504,7 +504,7 @@ class _Tiles:
         most = min(max(TILE_SCORES // queries, LEAST_POSITIONS), MOST_POSITIONS)
         count = -(-positions // most)
         step = -(-positions // count)
-        evenly = -(-rows * heads * count // (TILES_PER_THREAD * _threads()))
+        evenly = -(-rows * heads * count // (TILES_PER_THREAD * product_threads()))
         least = LEAST_TILE_SCORES // (queries * step)
         pairs = max(1, min(TILE_SCORES // (queries * step), max(evenly, least)))
         row_step, head_step = max(1, pairs // heads), min(pairs, heads)

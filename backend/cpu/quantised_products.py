@@ -1,0 +1,247 @@
+"""Products with weights that stay quantised, by a kernel in C.
+
+MLX computes them on one thread, and some thirty times as slowly. The kernel is compiled once for a
+machine, into the temporary directory, as MLX's own kernels are.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+
+from backend.cpu.whole_attention import product_threads, spread
+from backend.model.checkpoint.upstream import Network
+from common import openblas
+from common.directories import others_may_write
+
+SOURCE = Path(__file__).with_suffix(".c")
+# More tokens meet dequantised weights, so many of them at once: 16 MiB.
+MOST_TOKENS = 16
+PIECE_WEIGHTS = 2**22
+# The weights of a register are read at once: a group has a multiple of them.
+_REGISTER_BYTES = 32
+_BITS = (4, 8)
+_NAMES = ("weight", "scales", "biases")
+# From so many products of two numbers on, a second thread is worth its start.
+_LEAST_SPREAD = 2**19
+COMPILER_PATH = "/usr/local/bin:/usr/bin:/bin"
+_COMPILERS = ("cc", "gcc", "clang")
+# Compilers know one of them, by their version and processor.
+_TARGETS = ("-march=native", "-mcpu=native")
+_FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
+_COMPILING_S = 60.0
+_CPU_FACTS = Path("/proc/cpuinfo")
+
+log = logging.getLogger(__name__)
+
+Numbers: TypeAlias = np.ndarray[Any, Any]
+Matrix: TypeAlias = Sequence[Numbers]
+
+
+def multiply(module: Network, inputs: mx.array) -> mx.array | None:
+    """Multiply inputs [..., width] with the weights [outputs, width] of a module.
+
+    It has no gradient.
+
+    Returns:
+        `None` if the kernel does not know this form, or MLX only traces a function to compile.
+    """
+    library = _library()
+    is_few = inputs.size <= MOST_TOKENS * inputs.shape[-1]
+    if library is None or not (is_few or openblas.has_products()):
+        return None
+    if inputs.dtype != mx.float32 or not _is_ready(module):
+        return None
+    try:
+        vectors = np.ascontiguousarray(np.asarray(inputs))
+    except (ValueError, RuntimeError):
+        return None
+    matrix = [np.asarray(module[name]) for name in _NAMES]
+    outputs = np.empty((*vectors.shape[:-1], len(matrix[0])), np.float32)
+    compute = _multiply_few if is_few else _multiply_many
+    compute(library, matrix, vectors, outputs, (module.bits, module.group_size))
+    return mx.array(outputs)
+
+
+def knows(module: Network) -> bool:
+    """Tell whether the kernel knows how a module is quantised, once its scales are float32."""
+    return (
+        module.mode == "affine"
+        and module.bits in _BITS
+        and module.group_size % (8 * _REGISTER_BYTES // module.bits) == 0
+        and module.get("global_scale") is None
+        and module.get("biases") is not None
+    )
+
+
+def is_available() -> bool:
+    """Tell whether the kernel works here; the first call compiles it."""
+    return _library() is not None
+
+
+def _is_ready(module: Network) -> bool:
+    return knows(module) and {module[name].dtype for name in _NAMES[1:]} == {mx.float32}
+
+
+def _multiply_few(
+    library: ctypes.CDLL, matrix: Matrix, vectors: Numbers, outputs: Numbers, form: tuple[int, int]
+) -> None:
+    """Fill outputs [..., outputs].
+
+    Args:
+        matrix: Packed weights [outputs, width * bits / 32], scales and biases
+            [outputs, width / group].
+        vectors: [..., width].
+        form: Bits and group size.
+    """
+    count, width = outputs.shape[-1], vectors.shape[-1]
+    rows = vectors.size // width
+    inputs = np.empty_like(vectors), np.empty(vectors.size // form[1], np.float32)
+    library.spread(*map(_address, (vectors, *inputs)), rows, width, *form)
+    given = list(map(_address, (*matrix, *inputs, outputs)))
+
+    def compute(part: tuple[int, int]) -> None:
+        library.multiply_rows(*given, *part, count, rows, width, *form)
+
+    spread(compute, _parts(0, count, width * rows))
+
+
+def _multiply_many(
+    library: ctypes.CDLL, matrix: Matrix, vectors: Numbers, outputs: Numbers, form: tuple[int, int]
+) -> None:
+    """Do the same with dequantised weights, some of them at a time."""
+    count, width = outputs.shape[-1], vectors.shape[-1]
+    rows, step = vectors.size // width, max(1, PIECE_WEIGHTS // width)
+    piece = np.empty((min(step, count), width), np.float32)
+    stored, inputs, weights, written = (
+        [*map(_address, matrix)],
+        *map(_address, (vectors, piece, outputs)),
+    )
+
+    def dequantise(part: tuple[int, int]) -> None:
+        target = weights + (part[0] - first) * width * piece.itemsize
+        library.dequantise(*stored, target, *part, width, *form)
+
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        spread(dequantise, _parts(first, last, width))
+        openblas.multiply(
+            *(inputs, weights, written + first * piece.itemsize),
+            rows=rows,
+            columns=last - first,
+            width=width,
+            step=count,
+        )
+
+
+def _parts(first: int, last: int, products: int) -> list[tuple[int, int]]:
+    """Return the ranges of outputs for threads; each output takes so many products."""
+    is_large = (last - first) * products >= _LEAST_SPREAD
+    edges = np.linspace(first, last, 1 + (product_threads() if is_large else 1), dtype=int)
+    return list(pairwise(edges.tolist()))
+
+
+def _address(array: Numbers) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    started = time.monotonic()
+    try:
+        library = load_kernel()
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("quantised weights are multiplied by MLX, many times slower: %s", error)
+        return None
+    log.info("the kernel for quantised weights is ready after %.1f s", time.monotonic() - started)
+    return library
+
+
+def load_kernel(temporary: Path | None = None, path: str = COMPILER_PATH) -> ctypes.CDLL:
+    """Return the kernel, compiled for this processor unless an earlier process has done so.
+
+    Args:
+        temporary: The directory for temporary files unless it is that of this process.
+        path: Where a compiler may be.
+
+    Raises:
+        OSError: There is none, or it failed.
+        subprocess.TimeoutExpired: It took too long.
+    """
+    with _private_directory(temporary or Path(tempfile.gettempdir())) as directory:
+        kernel = directory / f"quantised-{_digest()}.so"
+        if not kernel.is_file():
+            _compile(kernel, path)
+        library = ctypes.CDLL(str(kernel))
+    library.spread.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
+    library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 7]
+    library.dequantise.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 5]
+    for function in (library.spread, library.multiply_rows, library.dequantise):
+        function.restype = None
+    return library
+
+
+@contextmanager
+def _private_directory(temporary: Path) -> Iterator[Path]:
+    """Yield a directory, or one that is removed afterwards if others may write there."""
+    if not others_may_write(temporary.stat()):
+        yield temporary
+        return
+    with tempfile.TemporaryDirectory() as own:
+        yield Path(own)
+
+
+def _compile(kernel: Path, path: str) -> None:
+    found = (shutil.which(name, path=path) for name in _COMPILERS)
+    compiler = next(filter(None, found), None)
+    if compiler is None:
+        raise FileNotFoundError("there is no C compiler (cc)")
+    part = kernel.with_suffix(f".{os.getpid()}")
+    try:
+        _run(compiler, part)
+        part.replace(kernel)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _run(compiler: str, part: Path) -> None:
+    for target in _TARGETS:
+        ended = subprocess.run(  # noqa: S603 (a compiler of the system)
+            [compiler, *_FLAGS, target, "-o", str(part), str(SOURCE)],
+            env={"PATH": COMPILER_PATH, "TMPDIR": str(part.parent)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMPILING_S,
+            check=False,
+        )
+        if ended.returncode == 0:
+            return
+    raise OSError(f"{compiler} failed: {ended.stderr.strip()[-200:]}")
+
+
+def _digest() -> str:
+    """Return a name for this source on this kind of processor."""
+    facts = ""
+    with suppress(OSError):
+        facts = _CPU_FACTS.read_text()
+    kind = re.findall(r"^(?:model name|flags|Features)\s*:.*$", facts, re.MULTILINE)[:2]
+    named = "\n".join((platform.machine(), *kind, *_FLAGS)).encode()
+    return hashlib.sha256(SOURCE.read_bytes() + named).hexdigest()[:16]
