@@ -71,7 +71,7 @@ def multiply(module: Network, inputs: mx.array) -> mx.array | None:
         vectors = np.ascontiguousarray(np.asarray(inputs))
     except (ValueError, RuntimeError):
         return None
-    matrix = [np.asarray(module[name]) for name in _NAMES]
+    matrix = [np.ascontiguousarray(np.asarray(module[name])) for name in _NAMES]
     outputs = np.empty((*vectors.shape[:-1], len(matrix[0])), np.float32)
     compute = _multiply_few if is_few else _multiply_many
     compute(library, matrix, vectors, outputs, (module.bits, module.group_size))
@@ -128,10 +128,8 @@ def _multiply_many(
     count, width = outputs.shape[-1], vectors.shape[-1]
     rows, step = vectors.size // width, max(1, PIECE_WEIGHTS // width)
     piece = np.empty((min(step, count), width), np.float32)
-    stored, inputs, weights, written = (
-        [*map(_address, matrix)],
-        *map(_address, (vectors, piece, outputs)),
-    )
+    stored = list(map(_address, matrix))
+    inputs, weights, written = map(_address, (vectors, piece, outputs))
 
     def dequantise(part: tuple[int, int]) -> None:
         target = weights + (part[0] - first) * width * piece.itemsize

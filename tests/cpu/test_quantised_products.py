@@ -59,6 +59,17 @@ def test_a_token_has_the_same_product_alone_and_in_company():
             assert mx.array_equal(alone[0], together[row, token])
 
 
+def test_weights_that_are_a_part_of_others_are_read_where_they_are():
+    whole, made = layer(), layer()
+    half = slice(WIDTH // 2, None)
+    made.weight, made.scales, made.biases = (
+        array[:, array.shape[1] // 2 :] for array in (whole.weight, whole.scales, whole.biases)
+    )
+    padded = mx.zeros((3, WIDTH))
+    given = padded[:, half] = inputs(3)[:, half]
+    assert close(multiply(made, given), multiply(whole, padded))
+
+
 def test_large_matrices_are_shared_among_threads_without_a_difference():
     made = layer(outputs=2**15)
     given = inputs(2)
