@@ -8,7 +8,7 @@ weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 import mlx.core as mx
@@ -212,21 +212,21 @@ def prepare_products(
         return
     enough = FLOAT32_MIN_BYTES if least_bytes is None else least_bytes
     is_large = _size(network) >= enough
-    layers = [module for module, _ in _quantised_layers(network)]
-    has_kernel = is_large and not has_gradients and _is_for_kernel(layers)
     if not keeps_type and is_large:
+        layers = _quantised_layers(network) if dequantises else []
         # One line says what becomes of the weights: of quantised ones, the first.
-        (_dequantise if layers and dequantises and not has_kernel else _widen)(network)
+        (_dequantise if layers else _widen)(network)
+    has_kernel = is_large and not has_gradients and _has_work_for_kernel(network)
     for module in network.modules():
         # Not those of subclasses, which compute something else.
         if replacement := _REPLACEMENTS[has_kernel].get(type(module)):
             module.__class__ = replacement
 
 
-def _is_for_kernel(layers: Sequence[Network]) -> bool:
-    """Tell whether our kernel computes all of some quantised layers; there are none of experts."""
-    is_known = all(type(module) in _PLAIN and knows(module) for module in layers)
-    return bool(layers) and is_known and is_available()
+def _has_work_for_kernel(network: Network) -> bool:
+    """Tell whether our kernel works here and knows some layers that stayed quantised."""
+    known = (type(module) in _PLAIN and knows(module) for module in network.modules())
+    return any(known) and is_available()
 
 
 def _quantised_layers(network: Network) -> list[tuple[Network, type[nn.Module]]]:
@@ -252,8 +252,8 @@ def _dequantise(network: Network) -> None:
     before, after = _size(network), others + sum(weight.nbytes for weight in weights)
     if after > DEQUANTISED_MEMORY_SHARE * memory_bytes():
         log.info(
-            "the weights stay quantised: as float32, which this CPU computes several times "
-            "faster, they would take %.2f GB instead of %.2f, more than a quarter of the memory",
+            "the weights stay quantised: as float32 they would take %.2f GB instead of %.2f, more "
+            "than a quarter of the memory",
             *(after / _GB, before / _GB),
         )
         if _widened_size(network) <= FLOAT32_MEMORY_SHARE * memory_bytes():
