@@ -1,9 +1,9 @@
 /* Products of quantised matrices with a few vectors; `quantised_products.py` compiles this file.
 
    A word of 32 bits holds 8 or 4 weights, the first in its lowest bits. Eight words are read at
-   once; their weights of one place are a register, which meets the inputs of these weights. `spread`
-   sorts the inputs so, and adds them up by group: of a group, w = scale * q + bias, so that
-   sum(w * x) = scale * sum(q * x) + bias * sum(x). */
+   once; their weights of one place are a register, which meets the inputs of these weights.
+   `sort_inputs` sorts the inputs so, and adds them up by group: of a group, w = scale * q + bias, so
+   that sum(w * x) = scale * sum(q * x) + bias * sum(x). */
 
 #include <stdint.h>
 #include <string.h>
@@ -28,8 +28,8 @@ static inline __attribute__((always_inline)) floats add_product(floats a, floats
 }
 
 /* Inputs [rows, width], sorted inputs of the same size, and sums [rows, width / group]. */
-void spread(const float *inputs, float *sorted, float *sums, long rows, long width, long bits,
-            long group)
+void sort_inputs(const float *inputs, float *sorted, float *sums, long rows, long width,
+                 long bits, long group)
 {
     const long places = 32 / bits, block = places * WORDS;
     for (long at = 0; at < rows * width; at += block)

@@ -112,7 +112,7 @@ def _multiply_few(
     count, width = outputs.shape[-1], vectors.shape[-1]
     rows = vectors.size // width
     inputs = np.empty_like(vectors), np.empty(vectors.size // form[1], np.float32)
-    library.spread(*map(_address, (vectors, *inputs)), rows, width, *form)
+    library.sort_inputs(*map(_address, (vectors, *inputs)), rows, width, *form)
     given = list(map(_address, (*matrix, *inputs, outputs)))
 
     def compute(part: tuple[int, int]) -> None:
@@ -187,10 +187,10 @@ def load_kernel(temporary: Path | None = None, path: str = COMPILER_PATH) -> cty
         if not kernel.is_file():
             _compile(kernel, path)
         library = ctypes.CDLL(str(kernel))
-    library.spread.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
+    library.sort_inputs.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
     library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 7]
     library.dequantise.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 5]
-    for function in (library.spread, library.multiply_rows, library.dequantise):
+    for function in (library.sort_inputs, library.multiply_rows, library.dequantise):
         function.restype = None
     return library
 

@@ -18,6 +18,7 @@ from backend.output.reply_format import OutputFormat, opens_in_reasoning
 from backend.output.tag_repair import goes_on_as_call, markup_of, offered_name
 from backend.output.text import (
     SENTENCE_ENDS,
+    STOPS,
     Automaton,
     FirstText,
     JsonText,
@@ -31,8 +32,6 @@ from backend.output.text import (
 
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
-# A marker right after one of these is no part of the sentence.
-_STOPS = frozenset(".!?…。！？")
 # A name and what follows it must be found within so many characters.
 _MAX_CHARS = 400
 
@@ -436,7 +435,7 @@ class Router:
         self._settle()
         is_quoted = self._in_thought or self._code.is_open
         is_stray = text in self._format.tools.strays and not is_quoted
-        may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in _STOPS
+        may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in STOPS
         if is_stray and (self._stray.text or may_end):
             self._stray.add(text, begins_line=may_end)
         else:

@@ -270,8 +270,9 @@ class JsonText:
         return True
 
 
+STOPS = frozenset(".!?…。！？")
 # A mark right after one of these, or after a letter or a digit, is no word of a sentence.
-SENTENCE_ENDS = frozenset(".!?…。！？>]})|")
+SENTENCE_ENDS = STOPS | frozenset(">]})|")
 
 
 class Segment(ABC):
