@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -27,7 +28,7 @@ import numpy as np
 from backend.cpu.whole_attention import product_threads, spread
 from backend.model.checkpoint.upstream import Network
 from common import openblas
-from common.directories import others_may_write
+from common.directories import others_may_write, own_content, replace_file
 
 SOURCE = Path(__file__).with_suffix(".c")
 # More tokens meet dequantised weights, so many of them at once: 16 MiB.
@@ -44,7 +45,8 @@ _COMPILERS = ("cc", "gcc", "clang")
 # Compilers know one of them, by their version and processor.
 _TARGETS = ("-march=native", "-mcpu=native")
 _FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC")
-_COMPILING_S = 60.0
+COMPILING_S = 60.0
+_MOST_BYTES = 2**20
 _CPU_FACTS = Path("/proc/cpuinfo")
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def multiply(module: Network, inputs: mx.array) -> mx.array | None:
     is_few = inputs.size <= MOST_TOKENS * inputs.shape[-1]
     if library is None or not (is_few or openblas.has_products()):
         return None
-    if inputs.dtype != mx.float32 or not _is_ready(module):
+    if inputs.dtype != mx.float32 or not _is_ready(module, inputs.shape[-1]):
         return None
     try:
         vectors = np.ascontiguousarray(np.asarray(inputs))
@@ -94,8 +96,18 @@ def is_available() -> bool:
     return _library() is not None
 
 
-def _is_ready(module: Network) -> bool:
-    return knows(module) and {module[name].dtype for name in _NAMES[1:]} == {mx.float32}
+def _is_ready(module: Network, width: int) -> bool:
+    """Tell whether the kernel can read all of a module's arrays; for others MLX says why not."""
+    if not knows(module):
+        return False
+    packed, *others = (module[name] for name in _NAMES)
+    outputs, groups = packed.shape[0], width // module.group_size
+    return (
+        {packed.dtype} | {array.dtype for array in others} == {mx.uint32, mx.float32}
+        and packed.shape == (outputs, width * module.bits // 32)
+        and all(array.shape == (outputs, groups) for array in others)
+        and width == groups * module.group_size
+    )
 
 
 def _multiply_few(
@@ -171,12 +183,15 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def load_kernel(temporary: Path | None = None, path: str = COMPILER_PATH) -> ctypes.CDLL:
+def load_kernel(
+    temporary: Path | None = None, path: str = COMPILER_PATH, seconds: float = COMPILING_S
+) -> ctypes.CDLL:
     """Return the kernel, compiled for this processor unless an earlier process has done so.
 
     Args:
         temporary: The directory for temporary files unless it is that of this process.
         path: Where a compiler may be.
+        seconds: How long it may take.
 
     Raises:
         OSError: There is none, or it failed.
@@ -184,15 +199,41 @@ def load_kernel(temporary: Path | None = None, path: str = COMPILER_PATH) -> cty
     """
     with _private_directory(temporary or Path(tempfile.gettempdir())) as directory:
         kernel = directory / f"quantised-{_digest()}.so"
-        if not kernel.is_file():
-            _compile(kernel, path)
-        library = ctypes.CDLL(str(kernel))
-    library.sort_inputs.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
-    library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 7]
-    library.dequantise.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 5]
+        if _is_whole(kernel):
+            return _opened(kernel)
+        with tempfile.TemporaryDirectory(dir=directory) as place:
+            part = Path(place) / kernel.name
+            _compile(part, path, seconds)
+            library = _opened(part)
+            replace_file(kernel, _sealed(part.read_bytes()))
+    return library
+
+
+def _opened(kernel: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(kernel))
+    try:
+        library.sort_inputs.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
+        library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 7]
+        library.dequantise.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 5]
+    except AttributeError as error:
+        raise OSError(f"the compiler wrote another library: {error}") from error
     for function in (library.sort_inputs, library.multiply_rows, library.dequantise):
         function.restype = None
     return library
+
+
+def _sealed(library: bytes) -> bytes:
+    """Return a library with its digest at the end, which the linker does not read."""
+    return library + hashlib.sha256(library).digest()
+
+
+def _is_whole(kernel: Path) -> bool:
+    """Tell whether this user wrote a file as `_sealed`: a part of a library ends its process."""
+    try:
+        content = own_content(kernel, _MOST_BYTES)
+    except (OSError, ValueError):
+        return False
+    return content == _sealed(content[: -hashlib.sha256().digest_size])
 
 
 @contextmanager
@@ -205,34 +246,42 @@ def _private_directory(temporary: Path) -> Iterator[Path]:
         yield Path(own)
 
 
-def _compile(kernel: Path, path: str) -> None:
+def _compile(part: Path, path: str, seconds: float) -> None:
     found = (shutil.which(name, path=path) for name in _COMPILERS)
     compiler = next(filter(None, found), None)
     if compiler is None:
         raise FileNotFoundError("there is no C compiler (cc)")
-    part = kernel.with_suffix(f".{os.getpid()}")
-    try:
-        _run(compiler, part)
-        part.replace(kernel)
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def _run(compiler: str, part: Path) -> None:
     for target in _TARGETS:
-        ended = subprocess.run(  # noqa: S603 (a compiler of the system)
-            [compiler, *_FLAGS, target, "-o", str(part), str(SOURCE)],
-            env={"PATH": COMPILER_PATH, "TMPDIR": str(part.parent)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMPILING_S,
-            check=False,
-        )
-        if ended.returncode == 0:
+        command = [compiler, *_FLAGS, target, "-o", str(part), str(SOURCE)]
+        problem = _run(command, part.parent, seconds)
+        if problem is None:
             return
-    raise OSError(f"{compiler} failed: {ended.stderr.strip()[-200:]}")
+    raise OSError(f"{compiler} failed: {problem}")
+
+
+def _run(command: list[str], temporary: Path, seconds: float) -> str | None:
+    """Run a compiler; return the end of its message if it failed.
+
+    Raises:
+        subprocess.TimeoutExpired: It took too long, and was killed.
+    """
+    with subprocess.Popen(  # noqa: S603 (a compiler of the system)
+        command,
+        env={"PATH": COMPILER_PATH, "TMPDIR": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            _, said = process.communicate(timeout=seconds)
+        except BaseException:
+            # A compiler has children, which would go on.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return said.strip()[-200:] if process.returncode else None
 
 
 def _digest() -> str:

@@ -1,5 +1,8 @@
 """A few tokens meet quantised weights in a kernel, which is compiled for the machine."""
 
+import os
+import subprocess
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -93,6 +96,26 @@ def test_other_forms_are_left_to_mlx(made):
     assert multiply(made, inputs(1)) is None
 
 
+def stating(*, bits=4, group_size=64, scaled=WIDTH):
+    """Return a layer of 4 bits in groups of 64 that states these."""
+    made = layer()
+    made.bits, made.group_size = bits, group_size
+    made.scales = made.scales[:, : scaled // 64]
+    return made
+
+
+@pytest.mark.parametrize(
+    "made", [stating(bits=8), stating(group_size=128), stating(scaled=WIDTH // 2)]
+)
+def test_a_matrix_of_another_shape_than_it_states_is_left_to_mlx(made):
+    assert multiply(made, inputs(1)) is None
+
+
+@pytest.mark.parametrize("width", [WIDTH - 1, WIDTH + 64, 2 * WIDTH])
+def test_inputs_of_another_width_are_left_to_mlx(width):
+    assert multiply(layer(), mx.ones((1, width))) is None
+
+
 def test_other_types_are_left_to_mlx():
     assert multiply(layer(), inputs(1).astype(mx.bfloat16)) is None
 
@@ -113,6 +136,66 @@ def test_without_a_compiler_there_is_no_kernel(tmp_path):
     with pytest.raises(OSError, match="no C compiler"):
         load_kernel(tmp_path, path=str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def compiler(tmp_path, script):
+    """Return a private directory and a path of a compiler that is a script."""
+    kept, found = tmp_path / "kept", tmp_path / "found"
+    kept.mkdir(mode=0o700)
+    found.mkdir()
+    (found / "cc").write_text(f"#!/bin/sh\n{script}\n")
+    (found / "cc").chmod(0o755)
+    return kept, str(found)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        (r"printf 'caf\351' >&2; exit 1", "failed: caf\ufffd"),
+        ("exit 0", "cannot open shared object"),
+        ('echo "$*" > "$7"', "invalid ELF header"),
+        ('echo "int x;" | /usr/bin/cc -shared -o "$7" -xc -', "wrote another library.*sort_inputs"),
+    ],
+)
+def test_a_compiler_that_works_otherwise_leaves_no_kernel(tmp_path, script, problem):
+    kept, found = compiler(tmp_path, script)
+    with pytest.raises(OSError, match=problem):
+        load_kernel(kept, path=found)
+    assert not list(kept.iterdir())
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    kept, found = compiler(tmp_path, f"(echo started; sleep 60) > {pipe}")
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as children:
+        with pytest.raises(subprocess.TimeoutExpired):
+            load_kernel(kept, path=found, seconds=2)
+        os.set_blocking(children.fileno(), True)
+        assert children.read() == "started\n"
+    assert not list(kept.iterdir())
+
+
+@pytest.mark.parametrize("size", [0, 100, 9000])
+def test_a_kernel_that_was_cut_short_is_compiled_again(tmp_path, size):
+    tmp_path.chmod(0o700)
+    load_kernel(tmp_path)
+    (kernel,) = tmp_path.iterdir()
+    whole = kernel.read_bytes()
+    kernel.unlink()
+    kernel.write_bytes(whole[:size])
+    load_kernel(tmp_path)
+    assert kernel.stat().st_size == len(whole)
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_kernel_that_others_could_write_is_not_loaded(tmp_path, mode):
+    tmp_path.chmod(0o700)
+    load_kernel(tmp_path)
+    (kernel,) = tmp_path.iterdir()
+    kernel.chmod(mode)
+    with pytest.raises(OSError, match="no C compiler"):
+        load_kernel(tmp_path, path="")
 
 
 def test_it_is_compiled_once_for_a_private_directory(tmp_path):
