@@ -122,6 +122,12 @@ class Tags:
     object: Template = ()
     type_tag: Template = ()
 
+    def spelled(self, name: str) -> str:
+        """Return a name as tags contain it."""
+        if not self.escapes_attributes:
+            return name
+        return name.replace("&", "&amp;").replace('"', "&quot;")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Literals:

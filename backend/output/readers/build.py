@@ -1,5 +1,6 @@
 """Builds the reader of a format's calls."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -77,7 +78,11 @@ _ID = any_of(r"[^\s\[{<]", group="id")
 _WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
 _NAMES = {
     Slot.NAME: (any_of(r"[^\s<>{}\[\]\"'`]", group="name"),),
-    Slot.QUOTED_NAME: (fixed('"'), any_of(r'[^"\\]', group="name"), fixed('"')),
+    Slot.QUOTED_NAME: (
+        fixed('"'),
+        Piece(r'(?P<name>(?:[^"\\]|\\.)+)', r'(?:[^"\\]|\\.)*\\?'),
+        fixed('"'),
+    ),
     Slot.INDEX: (any_of(r"\d"),),
 }
 
@@ -126,7 +131,8 @@ def _heads(template: Template) -> Iterator[Pattern]:
     """Yield the patterns between the beginning of a call and its arguments."""
     begin, _ = split_at(template, ARGUMENTS)
     head = begin[1:] if isinstance(begin[0], str) else begin
-    yield Pattern((SPACE, *_head_pieces(head)))
+    unescape = _json_text if QUOTED_NAME in head else str
+    yield Pattern((SPACE, *_head_pieces(head)), unescape=unescape)
     for part in head:
         if isinstance(part, Id) and NAME in part.template:
             # Only an id as the templates write it is kept.
@@ -134,6 +140,14 @@ def _heads(template: Template) -> Iterator[Pattern]:
             end = part.template.index(NAME) + 1
             for name in (part.template, part.template[:end]):
                 yield Pattern((SPACE, *_name_pieces(name), *_pieces_after_name(rest)))
+
+
+def _json_text(written: str) -> str:
+    """Return the text of a JSON string without its quotes; itself if it is none."""
+    try:
+        return str(json.loads(f'"{written}"'))
+    except ValueError:
+        return written
 
 
 def _loose_head(template: Template) -> Pattern | None:
@@ -307,9 +321,11 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
     value_end, *other_ends = ends.ends
     return TaggedDialect(
         call=_pattern(call, dialect),
+        odd_call=partial(_odd_pattern, call, dialect),
         call_begin=text_of(call[:1]),
         call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
+        odd_parameter=partial(_odd_pattern, begin, dialect),
         parameter_begin=text_of(begin[:1]),
         value_begin=ends.value_begin,
         parameter_end=value_end or _element_end(end),
@@ -350,12 +366,9 @@ def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     for before, part in pairwise(head):
         if part is Slot.TYPE:
             kind_key = str(before).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[2]
-    marker = "" if dialect.mark else start[: start.rfind("<")]
     return Pattern(
         (
-            # Models leave out the whole marker, or a part of it.
-            *(maybe(fixed(part)) for part in _MARKER_PART.findall(marker)),
-            fixed(start.removeprefix(marker)),
+            *_after_markers(start, dialect),
             ATTRIBUTES,
             fixed(str(last).strip().removeprefix('"')),
         ),
@@ -363,6 +376,56 @@ def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
         kind_key=kind_key,
         unescape=_unescape if dialect.escapes_attributes else str,
     )
+
+
+def _after_markers(start: str, dialect: Tags) -> Iterator[Piece]:
+    """Yield the pieces of the beginning of a tag, after markers that belong to it."""
+    marker = "" if dialect.mark else start[: start.rfind("<")]
+    # Models leave out the whole marker, or a part of it.
+    yield from (maybe(fixed(part)) for part in _MARKER_PART.findall(marker))
+    yield fixed(start.removeprefix(marker))
+
+
+@lru_cache
+def _odd_pattern(head: Template, dialect: Tags, names: tuple[str, ...]) -> Pattern | None:
+    """Return the pattern of those names that the pattern of an opening tag does not read."""
+    plain = _pattern(head, dialect)
+
+    def is_odd(name: str) -> bool:
+        return plain.match(_filled(head, dialect.spelled(name))).name != name == name.strip()
+
+    odd = sorted(filter(is_odd, names), key=len, reverse=True)
+    if not odd:
+        return None
+    name = grouped("tag", grouped("name", choice(*(fixed(dialect.spelled(each)) for each in odd))))
+    pieces = _exact(head, name, dialect)
+    return Pattern(tuple(pieces), unescape=_unescape if dialect.escapes_attributes else str)
+
+
+def _filled(head: Template, name: str) -> str:
+    """Return an opening tag with a name, and the beginning of the next line."""
+    texts: dict[Part, str] = {NAME: name, KEY: name, Slot.INDEX: "0"}
+    parts = (part if isinstance(part, str) else texts.get(part, "") for part in head)
+    return f"{''.join(parts).rstrip()}\n"
+
+
+def _exact(head: Template, name: Piece, dialect: Tags) -> Iterator[Piece]:
+    """Yield the pieces of an opening tag as it is written, except for whitespace."""
+    first, *rest = head
+    yield from _after_markers(str(first), dialect)
+    for part in rest:
+        if part in (NAME, KEY):
+            yield name
+        elif part is Slot.TYPE:
+            yield any_of(r"[^\s\"<>]", group="kind")
+        elif part is Slot.INDEX:
+            yield any_of(r"\d")
+        elif isinstance(part, str):
+            yield from (SPACE, fixed(part.strip()))
+        elif dialect.type_tag:
+            yield maybe(SPACE, *_type_pieces(dialect.type_tag))
+    if not isinstance(head[-1], str):
+        yield from (SPACE_IN_LINE, ahead("\n", "<", "{"))
 
 
 def _element_pattern(start: str, misspelling: str) -> Pattern:

@@ -20,6 +20,10 @@ from backend.output.readers.reader import (
 from backend.output.readers.typed_values import JsonArguments
 
 _SPACE = re.compile(r"\s*")
+_DIGIT = "[0-9a-fA-F]"
+_HIGH, _LOW = rf"u[dD][89abAB]{_DIGIT}{{2}}", rf"u[dD][c-fC-F]{_DIGIT}{{2}}"
+_ESCAPE = re.compile(rf"""\\(?:{_HIGH}\\{_LOW}|u{_DIGIT}{{4}}|["\\/bfnrt])""")
+_BEGUN_ESCAPE = re.compile(rf"\\(?:u{_DIGIT}{{0,3}}|{_HIGH}(?:\\(?:u{_DIGIT}{{0,3}})?)?)?\Z")
 
 _Step: TypeAlias = Callable[[str, int], int]
 
@@ -366,11 +370,16 @@ class _ObjectCall:
             self._is_named = True
             self._step = self._after_value
             self._send_arguments("".join(self._unsent), position + 1)
-        elif char not in '"\\' and self._calls.may_become_offered(self._name + char):
-            self._name += char
-        else:
+            return position + 1
+        if _BEGUN_ESCAPE.match(text, position):
+            return UNDECIDED
+        escape = _ESCAPE.match(text, position)
+        written = json.loads(f'"{escape[0]}"') if escape else char
+        is_text = bool(escape and not SURROGATE.search(written)) or char not in '"\\'
+        if not (is_text and self._calls.may_become_offered(self._name + written)):
             raise NotACallError(position)
-        return position + 1
+        self._name += written
+        return escape.end() if escape else position + 1
 
     def _open(self, settled: int) -> None:
         if not self._is_open:

@@ -173,6 +173,11 @@ class CallLedger:
         """Whether any name is valid for a call."""
         return self._tools is None or bool(self._tools)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The offered names; empty if any name is valid."""
+        return tuple(self._tools or ())
+
     def is_offered(self, name: str) -> bool:
         """Tell whether a name is valid for a call."""
         return bool(name) and (self._tools is None or name in self._tools)

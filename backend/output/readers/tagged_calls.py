@@ -41,9 +41,11 @@ class TaggedDialect:
 
     Attributes:
         call: The beginning of a call, up to its arguments.
+        odd_call: The same, for those of some names that `call` does not read.
         call_begin: The text that begins every call.
         call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
+        odd_parameter: The same, for those of some names that `parameter` does not read.
         parameter_begin: The text that begins every argument.
         value_begin: The tag before a value, if it differs from the argument's.
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
@@ -60,9 +62,11 @@ class TaggedDialect:
     """
 
     call: Pattern
+    odd_call: Callable[[tuple[str, ...]], Pattern | None]
     call_begin: str
     call_ends: tuple[str, ...]
     parameter: Pattern
+    odd_parameter: Callable[[tuple[str, ...]], Pattern | None]
     parameter_begin: str
     parameter_end: str
     value_begin: str = ""
@@ -96,6 +100,7 @@ class _TagLookahead(SteppingReader):
         self._is_in_block = not dialect.call_begin.startswith(context.opener)
         super().__init__(context, opener_is_call=not self._is_in_block)
         self._dialect = dialect
+        self._odd_call = dialect.odd_call(context.calls.names)
 
     def _any_at(self, position: int, texts: Sequence[str]) -> int:
         return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
@@ -140,9 +145,14 @@ class _TagLookahead(SteppingReader):
         return self._any_at(position, self._dialect.block_ends)
 
     def _next_call_at(self, position: int) -> Match:
-        call = self._dialect.call.match(self._buffer, position)
+        call = self._named_at(position, self._odd_call, self._dialect.call)
         is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
         return NO_MATCH if is_foreign else call
+
+    def _named_at(self, position: int, odd: Pattern | None, plain: Pattern) -> Match:
+        """Match a tag that contains a name; the request tells where an odd one ends."""
+        found = odd.match(self._buffer, position) if odd else NO_MATCH
+        return plain.match(self._buffer, position) if found.end == REFUTED else found
 
 
 class MarkupReader:
@@ -174,6 +184,7 @@ class TaggedReader(_TagLookahead):
         super().__init__(context, dialect=dialect)
         self._name = ""
         self._types = ParameterTypes({})
+        self._odd_parameter: Pattern | None = None
         self._given: set[str] = set()
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
@@ -239,6 +250,7 @@ class TaggedReader(_TagLookahead):
 
     def _open_call(self, name: str) -> None:
         self._types = self._context.calls.parameter_types(name)
+        self._odd_parameter = self._dialect.odd_parameter(tuple(self._types.names))
         self._given.clear()
         self._name = name
         self._missing_end = "{}"
@@ -264,7 +276,7 @@ class TaggedReader(_TagLookahead):
         stray = self._any_at(position, self._value_ends if self._given else ())
         if stray != REFUTED:
             return stray
-        parameter = self._dialect.parameter.match(self._buffer, position)
+        parameter = self._parameter_at(position)
         if parameter.end >= 0:
             self._begin_value(parameter)
             return parameter.end
@@ -451,8 +463,11 @@ class TaggedReader(_TagLookahead):
         ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
+    def _parameter_at(self, position: int) -> Match:
+        return self._named_at(position, self._odd_parameter, self._dialect.parameter)
+
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
-        parameter = self._dialect.parameter.match(self._buffer, position)
+        parameter = self._parameter_at(position)
         is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
         is_next = is_sure or not is_bare
         return parameter.end if parameter.end < 0 or is_next else REFUTED

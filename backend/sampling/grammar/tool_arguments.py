@@ -415,7 +415,7 @@ class _Argument:
 
     def element(self) -> str:
         begin, end = split_at(self._dialect.parameter, VALUE)
-        first, *others = fill(end, {KEY: self._item.name}, self._writer)
+        first, *others = fill(end, {KEY: self._dialect.spelled(self._item.name)}, self._writer)
         return self.write(begin, Ending(first, sequence(others)))
 
     def write(self, begin: Template, ending: Ending) -> str:
@@ -447,7 +447,8 @@ class _Argument:
         return dict(found.values())
 
     def _tagged(self, begin: Template, type_name: str) -> str:
-        values = {KEY: self._item.name, TYPE: self._dialect.types.get(type_name, "")}
+        name = self._dialect.spelled(self._item.name)
+        values = {KEY: name, TYPE: self._dialect.types.get(type_name, "")}
         return sequence(fill(begin, values, self._writer))
 
     def _nested(self, others: list[Kind]) -> str:

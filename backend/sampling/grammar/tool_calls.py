@@ -152,7 +152,9 @@ class _FramedCalls:
 
     def _each_call(self, template: Template) -> Iterator[str]:
         for name, arguments in self._arguments:
-            values: dict[Slot, Piece] = {Slot.NAME: name, Slot.QUOTED_NAME: json_text(name)}
+            dialect = self.frame.dialect
+            spelled = dialect.spelled(name) if isinstance(dialect, Tags) else name
+            values: dict[Slot, Piece] = {Slot.NAME: spelled, Slot.QUOTED_NAME: json_text(name)}
             yield chain(sequence(fill(template, values, self._writer)), arguments)
 
 

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backend.core.step import ToolCallDelta
@@ -124,6 +124,21 @@ def test_any_name_counts_when_the_names_are_unknown():
     assert make_cursor(None).feed('{"name": "x"}').deltas[0].name == "x"
     assert make_cursor(None).feed('{"name": ""}').rejected
     assert make_cursor(None).feed('{"name": "' + "x" * 1000).rejected
+
+
+@given(st.text(min_size=1, max_size=3), st.booleans())
+@example("\U0001f600", True)
+def test_names_are_read_with_their_escapes(name, ensure_ascii):
+    written = json.dumps({"name": name, "arguments": {}}, ensure_ascii=ensure_ascii) + CLOSER
+    for chunks in ([written], written):
+        cursor = make_cursor({name: {}})
+        deltas = [delta for chunk in chunks for delta in cursor.feed(chunk).deltas]
+        assert deltas[0].name == name
+
+
+def test_half_a_code_point_is_no_name():
+    assert make_cursor(None).feed('{"name": "\\ud83d"}').rejected
+    assert make_cursor(None).feed('{"name": "\\q"}').rejected
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ DIALECTS = (
     *("hermes_json", "qwen3_coder_xml", "deepseek_dsml v4", "minicpm5", "minimax_m3"),
     *("gemma4", "pythonic"),
 )
+NAMED_IN_TAGS = (
+    *("glm4", "qwen3_coder_xml", "seed_oss", "minimax_m2", "minimax_m3", "hunyuan_v3", "kimi_k3"),
+    *("deepseek_dsml v4", "minicpm5", "step3", "muse_spark", "k2_horizon", "solar_open2"),
+)
+NAMED_IN_JSON = ("hermes_json", "cohere", "apertus")
 BATCH = 40
 
 
@@ -69,7 +74,7 @@ class Model:
             assert not is_whole(grammar, wrong, self.vocabulary)
 
 
-MODELS = {name: Model(name) for name in DIALECTS}
+MODELS = {name: Model(name) for name in (*DIALECTS, "kimi_k3")}
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -105,10 +110,13 @@ def test_a_call_of_an_odd_tool_comes_to_an_end_and_is_read(name):
         assert isinstance(json.loads(arguments), dict)
 
 
-NAMES = ("filter[status]", "fields[]", "$top", "@type", "x-foo", "a.b", "a b", "a:b", "a=b", "a,b")
+NAMES = (
+    *("filter[status]", "fields[]", "$top", "@type", "x-foo", "a.b", "a b", "a:b", "a=b", "a,b"),
+    *('a"b', "a<b", "a>b", "a&b", "a'b", "</a>", 'a">b'),
+)
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", [*DIALECTS, "kimi_k3"])
 @pytest.mark.parametrize("odd", NAMES)
 def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd):
     model = MODELS[name]
@@ -129,6 +137,21 @@ def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd)
         assert read.keys() == {odd, "part"}
         found = [read[odd], read["part"][odd] if name != "minimax_m3" else 1]
         assert all(isinstance(value, int) for value in found)
+
+
+@pytest.mark.parametrize("name", [*NAMED_IN_TAGS, *NAMED_IN_JSON])
+def test_tools_with_odd_names_are_called_by_them_whole_and_letter_by_letter(name):
+    model = Model(name)
+    family = model.family
+    for odd in (*NAMES, *(("a\\b", "a\nb", "é😀") if name in NAMED_IN_JSON else ())):
+        grammar = model.grammar([tool(odd, {"type": "object"})], ONE_CALL)
+        text = next(filter(None, (walk(grammar, model.vocabulary, Random(n)) for n in range(9))))
+        spec = ReplySpec(
+            format=named_format(family.parser or name, family.reasoning),
+            tools={odd: {"type": "object"}},
+        )
+        for chunks in ([text], list(text)):
+            assert [called for called, _ in named_calls(play(spec, chunks))] == [odd]
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder_xml", "gemma4", "pythonic"])
