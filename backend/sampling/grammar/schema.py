@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from backend.errors import GrammarError, GrammarSyntaxError
-from backend.sampling.grammar.gbnf_rules import longest_chain, reachable
+from backend.sampling.grammar.gbnf_rules import components, longest_chain, reachable
 from backend.sampling.grammar.schema_dialects import in_usual_keywords
 from backend.sampling.grammar.string_formats import FORMATS, with_spelled_format
 from backend.sampling.grammar.writer import LarkGrammar, escaped
@@ -233,6 +233,55 @@ MAX_COMBINED_PATTERNS = 10
 # A multiple costs its significant digits, read as a number.
 MAX_MULTIPLES = 20_000
 
+
+def _require_ends(tree: _SchemaTree) -> None:
+    """Refuse a part whose values hold such a value again: a reply that begins one cannot go on.
+
+    Raises:
+        GrammarError: There is one; the message says where.
+    """
+    ended: set[str] = set()
+    meant = reachable(["#"], tree.edges)
+    for component in components(tree.edges):
+        # In a pointer's part there are more steps.
+        left = sorted(meant.intersection(component), key=len, reverse=True)
+        while left:
+            before = len(left)
+            left = [pointer for pointer in left if not _ends(pointer, tree, ended)]
+            if len(left) == before:
+                raise GrammarError(f"{left[-1]}: no text can complete it")
+
+
+def _ends(pointer: str, tree: _SchemaTree, ended: set[str]) -> bool:
+    """Return whether a schema allows a value, if of the others at least these do; note it too."""
+    fields = tree.schemas[pointer]
+    choices = [
+        [f"{pointer}/{keyword}/{index}" for index in range(len(fields[keyword]))]
+        for keyword in _CHOICES & fields.keys()
+    ]
+    does_end = bool(_GIVEN & fields.keys()) or (
+        all(part in ended or part not in tree.schemas for part in _needed(pointer, tree))
+        and all(any(part in ended for part in parts) for parts in choices if parts)
+    )
+    ended |= {pointer} if does_end else set()
+    return does_end
+
+
+def _needed(pointer: str, tree: _SchemaTree) -> Iterator[str]:
+    """Yield the parts that each value of a schema matches or holds; some do not exist."""
+    fields = tree.schemas[pointer]
+    if "$ref" in fields:
+        yield _target(pointer, fields["$ref"], tree)
+    yield from (f"{pointer}/allOf/{index}" for index in range(len(fields.get("allOf", ()))))
+    required, least = fields.get("required"), fields.get("minItems")
+    if fields.get("type") == "object" and isinstance(required, list):
+        yield from (f"{pointer}/properties/{token(str(name))}" for name in required)
+    if fields.get("type") == "array" and isinstance(least, int):
+        first = len(fields.get("prefixItems", ()))
+        yield from (f"{pointer}/prefixItems/{index}" for index in range(min(first, least)))
+        yield from [f"{pointer}/items"] * (least > first)
+
+
 _CONSTRAINING = words(
     "properties patternProperties additionalProperties items prefixItems const enum pattern format "
     "multipleOf minLength maxLength"
@@ -253,6 +302,7 @@ def require_bounded(tree: _SchemaTree) -> None:
         raise GrammarError(f"references lead to references more than {MAX_REFERENCES} deep")
     if longest_chain(tree.edges, dict.fromkeys(schemas, 1)) > MAX_LEVELS:
         raise GrammarError(f"schemas nest more than {MAX_LEVELS} deep")
+    _require_ends(tree)
     if sum(_optional_properties(fields) ** 2 for fields in schemas.values()) > MAX_OPTIONAL_COST:
         raise GrammarError("there are too many optional properties")
     if sum(map(_pattern_properties, schemas.values())) > MAX_PATTERN_PROPERTIES:
@@ -481,8 +531,45 @@ def schema_to_lark(text: str) -> LarkGrammar:
     """
     schema = _usual(_parsed(text))
     require_bounded(walk(schema))
-    fields = {**_with_short_numbers(schema), "x-guidance": SETTINGS}
-    return LarkGrammar("%json " + json.dumps(fields))
+    return LarkGrammar(json_rule(_with_short_numbers(schema), SETTINGS))
+
+
+def json_rule(schema: Schema, settings: Mapping[str, object]) -> str:
+    """Return the expression of the JSON values that a complete schema allows."""
+    return "%json " + json.dumps({**_with_exact_classes(schema), _SETTINGS: settings})
+
+
+def _with_exact_classes(schema: Schema) -> Schema:
+    def part(part: AnySchema) -> AnySchema:
+        return part if isinstance(part, bool) else _with_exact_classes(part)
+
+    fields = {key: _changed(key, value, part) for key, value in schema.items()}
+    if isinstance(pattern := fields.get("pattern"), str):
+        fields["pattern"] = _exact(pattern)
+    if isinstance(keys := fields.get("patternProperties"), Mapping):
+        fields["patternProperties"] = {_exact(pattern): part for pattern, part in keys.items()}
+    return fields
+
+
+_NEGATED = "[^"
+
+
+def _exact(pattern: str) -> str:
+    """Return a pattern in whose negated classes NUL is missing too.
+
+    In JSON, llguidance 1.9 reads a class with all control characters as one with quotes and
+    backslashes.
+    """
+    return "".join(_without_nul(part) for part in _TOKEN.findall(pattern))
+
+
+def _without_nul(part: str) -> str:
+    if not part.startswith(_NEGATED):
+        return part
+    others = part.removeprefix(_NEGATED)
+    # At its start they would stand for themselves.
+    escape = "\\" if others.startswith(("]", "-")) else ""
+    return rf"{_NEGATED}\x00{escape}{others}"
 
 
 def _parsed(text: str) -> dict[str, Any]:

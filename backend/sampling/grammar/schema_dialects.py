@@ -15,6 +15,7 @@ _LENGTHS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "It
 # Each optional property is a way of its own to write the object, with a copy of all their schemas.
 _MAX_COPIES = 512
 _COUNTS = frozenset({"minProperties", "maxProperties"})
+_OF_WHOLES = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf", "const")
 
 
@@ -102,7 +103,8 @@ def _with_counted_properties(fields: dict[str, Any]) -> dict[str, Any]:
         name for name, part in properties.items() if name not in known and part is not False
     ]
     least, most = (_count(fields, end, len(known)) for end in ("minProperties", "maxProperties"))
-    is_counted = (least == 1 or most in (0, 1)) and "patternProperties" not in fields
+    is_possible = not 0 <= most < least and "patternProperties" not in fields
+    is_counted = is_possible and (least == 1 or most in (0, 1))
     if not (is_counted and optional and _may_be_copied(properties, len(optional))):
         return fields
     counted = {key: value for key, value in fields.items() if key != "minProperties"}
@@ -184,8 +186,11 @@ def _with_null(fields: dict[str, Any]) -> dict[str, Any]:
     del fields["nullable"]
     names = fields.get("type")
     if not isinstance(names, str | list) or any(keyword in fields for keyword in _COMBINING):
-        is_free = not fields.keys() - _TEXTS
-        return fields if is_free else {"anyOf": [fields, {"type": "null"}]}
+        if not fields.keys() - _TEXTS:
+            return fields
+        # References and readers look for these where they are.
+        around = {key: fields.pop(key) for key in _OF_WHOLES & fields.keys()}
+        return {**around, "anyOf": [fields, {"type": "null"}]}
     fields["type"] = [*([names] if isinstance(names, str) else names), "null"]
     if isinstance(values := fields.get("enum"), list):
         fields["enum"] = [*values, *([] if None in values else [None])]

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, assert_never
 
 from backend.formats.closing import Limits, literal
 from backend.formats.dialects import Characters, Id, Maybe, Part, Reading, Slot, Template
-from backend.sampling.grammar.schema import SETTINGS, Schema, tightened
+from backend.sampling.grammar.schema import SETTINGS, Schema, json_rule, tightened
 from backend.sampling.grammar.tool_parameters import Parameters
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
@@ -76,7 +76,7 @@ def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
 
 def json_value(schema: Schema, forbidden: tuple[str, ...] = ()) -> str:
     """Return the expression of a JSON value that contains none of the forbidden tags."""
-    return "%json " + json.dumps({**tightened(schema, forbidden), "x-guidance": _SETTINGS})
+    return json_rule(tightened(schema, forbidden), _SETTINGS)
 
 
 def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...] = ()) -> str:

@@ -184,6 +184,17 @@ ACCEPTED_AND_REFUSED = {
         ["1", '"a"', "null"],
         ['"ab"', "true"],
     ),
+    "null beside a reference, at the root": (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": "https://example.com/root",
+            "$ref": "#/$defs/x",
+            "$defs": {"x": {"type": "integer"}},
+            "nullable": True,
+        },
+        ["1", "null"],
+        ['"ab"', "true"],
+    ),
     "choices with a tag": (
         {
             "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
@@ -334,6 +345,58 @@ def test_data_and_names_may_look_like_keywords(compiler):
     assert accepts(compile_text(compiler, json.dumps(schema)), '{"not":{"if":1}}')
 
 
+ENDLESS_OBJECT = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "null"}},
+    "required": ["b", "a"],
+}
+TWO_OR_MORE = {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 2}
+ENDLESS_LIST = {"type": "array", "items": {"$ref": "#/$defs/x"}, "minItems": 1}
+ENDLESS_CHOICE = {"anyOf": [{"$ref": "#/$defs/x"}, {"allOf": [ENDLESS_LIST, {"minItems": 2}]}]}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/x"}}},
+        {"type": "array", "items": {"$ref": "#/$defs/x"}},
+        {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]},
+    ],
+)
+def test_a_schema_that_may_end_is_enforced_though_another_does_not(part, compiler):
+    schema = {"$ref": "#/$defs/x", "$defs": {"x": part, "unused": {"$ref": "#/$defs/unused"}}}
+    compile_text(compiler, json.dumps(schema))
+
+
+CLASSES = {
+    r'^[^"]+$': 'a"',
+    r"^[^\\]+$": "a\\",
+    r'^[^<>:"/\\|?*]+$': 'a"\\',
+    r'^[^]"\n]+$': 'a]"\n',
+    r'^[^-"]+$': 'a-"',
+    r'^[^"-]+$': 'a-"',
+    r'^[^\n"]+$': 'a\n"',
+}
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+@pytest.mark.parametrize("form", ["value", "part", "key"])
+def test_what_a_class_excludes_is_not_written_with_an_escape_either(pattern, form, compiler):
+    match form:
+        case "value":
+            schema, whole = string(pattern=pattern), "{}"
+        case "part":
+            schema, whole = {"allOf": [string(pattern=pattern), string(maxLength=9)]}, "{}"
+        case "key":
+            keys = {"patternProperties": {pattern: {"type": "null"}}}
+            schema, whole = {"type": "object", **keys, "additionalProperties": False}, "{{{}:null}}"
+    compiled = compile_text(compiler, json.dumps(schema))
+    first, *others = CLASSES[pattern]
+    assert accepts(compiled, whole.format(json.dumps(first)))
+    for character in others:
+        assert not accepts(compiled, whole.format(json.dumps(first + character)))
+
+
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
@@ -364,7 +427,15 @@ def test_data_and_names_may_look_like_keywords(compiler):
         ({"enum": []}, "empty"),
         ({"enum": 1}, "enum must be an array"),
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a' is unsatisfiable"),
-        ({"$ref": "#"}, "no text can complete it"),
+        ({"$ref": "#"}, "#: no text can complete it"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, "#/properties/a: no"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": ENDLESS_OBJECT}}, "#/\\$defs/x: no text"),
+        ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": ENDLESS_LIST}}, "#/\\$defs/x: no text"),
+        (
+            {"items": {"$ref": "#/$defs/x"}, "$defs": {"x": ENDLESS_CHOICE}},
+            "#/\\$defs/x\\S*: no text",
+        ),
+        ({**TWO_OR_MORE, "maxProperties": 1}, "minProperties > maxProperties"),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(schema, problem, compiler):
