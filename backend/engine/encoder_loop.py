@@ -6,7 +6,8 @@ The shorter ones are padded and masked: a result depends neither on padding nor 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -189,8 +190,8 @@ class EncoderLoop:
         self._port = port
         self._commands: deque[Command] = deque()
         self._is_stopping = False
-        encoder = Encoder(model.network)
-        self._read = _reader(encoder, model.card.kind)
+        self._computes, read = _WORK[model.card.kind]
+        self._read = partial(read, Encoder(model.network))
         self._queue = TextQueue()
         self._calls: list[TextCall] = []
         # Texts of a failed pass, tried one by one to find the one to blame.
@@ -248,19 +249,14 @@ class EncoderLoop:
 
     def begin_job(self, number: int, request: SessionRequest | PrepareMedium) -> None:
         """Queue the texts of a job, or refuse it if this kind of model does not compute it."""
-        match request, self.model.card.kind:
-            case EmbeddingRequest(), ModelKind.ENCODER:
-                self._add(TextCall(number, (request,), lambda results: results[0]))
-            case ClassifyRequest(), ModelKind.TAGGER:
-                self._add(TextCall(number, (request,), lambda results: results[0]))
-            case ExtractRequest(), ModelKind.EXTRACTOR:
-                self._add(TextCall(number, (request,), lambda results: results[0]))
-            case DecideRequest(), ModelKind.DECIDER:
-                self._add(TextCall(number, (request,), lambda results: results[0]))
-            case JudgeRequest(), ModelKind.CROSS_ENCODER:
-                self._add(TextCall(number, request.pairs, lambda logits: Judgement(tuple(logits))))
-            case _:
-                self._ended.append((number, self._refusal()))
+        if not isinstance(request, self._computes):
+            self._ended.append((number, self._refusal()))
+            return
+        call = TextCall(number, (request,), lambda results: results[0])
+        if isinstance(request, JudgeRequest):
+            call = TextCall(number, request.pairs, lambda logits: Judgement(tuple(logits)))
+        self._calls.append(call)
+        self._queue.add(call)
 
     def _recover(self, error: Exception) -> None:
         """Fail the call whose text made the pass fail; of several texts, try each alone.
@@ -298,10 +294,6 @@ class EncoderLoop:
     def _refusal(self) -> UnsupportedError:
         card = self.model.card
         return UnsupportedError(f"{card.name} is of another kind: {card.kind.value}")
-
-    def _add(self, call: TextCall) -> None:
-        self._calls.append(call)
-        self._queue.add(call)
 
     def _run_pass(self) -> None:
         max_tokens = self._sizer.size
@@ -347,16 +339,11 @@ class EncoderLoop:
         self._suspects = deque(text for text in self._suspects if text.call is not call)
 
 
-def _reader(encoder: Encoder, kind: ModelKind) -> Callable[..., Sequence[object]]:
-    """Return the function that reads the texts of a pass, for a kind of model."""
-    match kind:
-        case ModelKind.CROSS_ENCODER:
-            return encoder.score_pairs
-        case ModelKind.TAGGER:
-            return encoder.classify
-        case ModelKind.EXTRACTOR:
-            return encoder.extract
-        case ModelKind.DECIDER:
-            return encoder.decide
-        case _:
-            return encoder.embed
+_WORK: Mapping[ModelKind, tuple[type[Any], Callable[..., Sequence[object]]]] = {
+    ModelKind.ENCODER: (EmbeddingRequest, Encoder.embed),
+    ModelKind.CROSS_ENCODER: (JudgeRequest, Encoder.score_pairs),
+    ModelKind.TAGGER: (ClassifyRequest, Encoder.classify),
+    ModelKind.EXTRACTOR: (ExtractRequest, Encoder.extract),
+    ModelKind.DECIDER: (DecideRequest, Encoder.decide),
+}
+"""The request that each kind of model computes, and the function that reads the texts of a pass."""

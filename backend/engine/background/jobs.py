@@ -7,7 +7,6 @@ run one after another, so that at most one of them holds a KV cache.
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from inspect import GEN_CREATED, getgeneratorstate
@@ -43,16 +42,11 @@ class BackgroundPace:
     alone: int
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Queued:
-    number: int
-    job: Job
-
-
 class BackgroundJobs:
     """The waiting and running jobs, first come, first served; belongs to the main thread.
 
     Attributes:
+        jobs: By their numbers, in the order of their arrival.
         computed_tokens: By jobs that asked for a chunk size.
         ended: Those that have ended since they were taken, with their results or errors.
     """
@@ -66,11 +60,11 @@ class BackgroundJobs:
             limit_s: The longest pass.
         """
         self._share = share
-        self.jobs: deque[_Queued] = deque()
+        self.jobs: dict[int, Job] = {}
         self.ended: list[tuple[int, object]] = []
         self._sizer_alone = ChunkSizer.limited(PIECE_ALONE_S, max_chunk, limit_s)
         self._sizer_shared = ChunkSizer.limited(PIECE_S, max_chunk, limit_s)
-        self._current: _Queued | None = None
+        self._current: int | None = None
         self._limit = 0
         self._chunk = 0
         self._resumes_at = 0.0
@@ -84,7 +78,7 @@ class BackgroundJobs:
     @property
     def has_begun(self) -> bool:
         """Whether a job may hold caches."""
-        return any(getgeneratorstate(queued.job) != GEN_CREATED for queued in self.jobs)
+        return any(getgeneratorstate(job) != GEN_CREATED for job in self.jobs.values())
 
     def pace(self) -> BackgroundPace:
         """Return the work allowed now: requests keep most of the time."""
@@ -93,17 +87,12 @@ class BackgroundJobs:
 
     def add(self, number: int, job: Job) -> None:
         """Queue a job under a number of its own."""
-        self.jobs.append(_Queued(number, job))
+        self.jobs[number] = job
 
     def drop(self, number: int) -> None:
         """Forget a job whose caller has left; no effect if it has ended."""
-        for queued in [queued for queued in self.jobs if queued.number == number]:
-            queued.job.close()
-            self.jobs.remove(queued)
-
-    def holds(self, number: int) -> bool:
-        """Tell whether a job waits or runs."""
-        return any(queued.number == number for queued in self.jobs)
+        if job := self.jobs.pop(number, None):
+            job.close()
 
     def chunk_size(self, left: int) -> int:
         """Return how many of the `left` tokens go into the present piece."""
@@ -114,16 +103,17 @@ class BackgroundJobs:
         """Compute a piece of the first job; passes on the model's errors, see `blame`."""
         if not self.jobs:
             return
-        current = self._current = self.jobs[0]
+        number, job = next(iter(self.jobs.items()))
+        self._current = number
         self._limit = pace.alone if is_alone else pace.shared
         self._chunk = 0
         started = time.monotonic()
         try:
-            next(current.job)
+            next(job)
         except StopIteration as end:
-            self._end(current, end.value)
+            self._end(number, end.value)
         except BackendError as error:
-            self._end(current, error)
+            self._end(number, error)
         self._current = None
         elapsed = time.monotonic() - started
         if self._chunk:
@@ -134,8 +124,8 @@ class BackgroundJobs:
 
     def conclude(self, number: int, result: object) -> None:
         """End a job that has not started: another one has computed its result."""
-        for queued in [queued for queued in self.jobs if queued.number == number]:
-            self._end(queued, result)
+        if number in self.jobs:
+            self._end(number, result)
 
     def blame(self, error: Exception) -> bool:
         """Fail the job that was being computed; false if there was none."""
@@ -151,7 +141,6 @@ class BackgroundJobs:
         ended, self.ended = self.ended, []
         return ended
 
-    def _end(self, queued: _Queued, result: object) -> None:
-        queued.job.close()
-        self.jobs.remove(queued)
-        self.ended.append((queued.number, result))
+    def _end(self, number: int, result: object) -> None:
+        self.jobs.pop(number).close()
+        self.ended.append((number, result))

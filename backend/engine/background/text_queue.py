@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -111,19 +111,14 @@ class TextQueue:
         Args:
             max_tokens: Of a pass with padding; a longer text runs alone.
         """
-        texts = list(islice(self._texts(), LOOKAHEAD))
-        taken = [texts[0], *gather(texts[0], texts[1:], max_tokens)]
-        self._remove(taken)
-        return taken
-
-    def _texts(self) -> Iterator[QueuedText]:
-        return (QueuedText(call, index) for call in self._calls for index in call.waiting)
-
-    def _remove(self, taken: Sequence[QueuedText]) -> None:
+        waiting = (QueuedText(call, index) for call in self._calls for index in call.waiting)
+        lead, *others = islice(waiting, LOOKAHEAD)
+        taken = [lead, *gather(lead, others, max_tokens)]
         for text in taken:
             del text.call.waiting[text.index]
         self._calls.rotate(-1)
         self._calls = deque(call for call in self._calls if call.waiting)
+        return taken
 
 
 def gather(lead: AnyText, others: Sequence[AnyText], max_tokens: int) -> list[AnyText]:

@@ -108,10 +108,6 @@ class Pool:
         )
 
     def _append(self, states: mx.array) -> None:
-        self._require_room()
-        self._values.frombytes(memoryview(mx.contiguous(states)).cast("B"))
-
-    def _require_room(self) -> None:
         count = 1 if self.vector is not None else len(self._request.token_ids)
         if count * self._dim * FLOAT_BYTES >= MESSAGE_LIMIT_BYTES:
             raise InvalidRequestError(
@@ -119,6 +115,7 @@ class Pool:
                 f"{count} vectors of {self._dim} numbers are more than a message of "
                 f"{MESSAGE_LIMIT_BYTES} bytes holds; pool them, or send less text",
             )
+        self._values.frombytes(memoryview(mx.contiguous(states)).cast("B"))
 
 
 def pooled(
@@ -199,9 +196,10 @@ class Embedder:
 
     def _company(self, lead: _Text) -> Sequence[_Text]:
         """Return the calls that share the pass of one, none if it runs alone."""
-        self._waiting = [each for each in self._waiting if self._jobs.holds(each.number)]
+        self._waiting = [each for each in self._waiting if each.number in self._jobs.jobs]
         others = [each for each in self._waiting if _is_pooled(each)]
-        if not others or not _is_pooled(lead) or not self._may_run_together:
+        may_run_together = self._fresh_caches.plan.batches and self._runs_together
+        if not (others and _is_pooled(lead) and may_run_together):
             return ()
         company = gather(lead, others, self._jobs.chunk_size(_padded_tokens(lead, others)))
         # The part that is actually computed.
@@ -238,10 +236,6 @@ class Embedder:
     @cached_property
     def _decoder(self) -> Network | None:
         return find_decoder(self._model.network, self._fresh_caches, self._model.card.vocab_size)
-
-    @property
-    def _may_run_together(self) -> bool:
-        return self._fresh_caches.plan.batches and self._runs_together
 
     @cached_property
     def _runs_together(self) -> bool:
@@ -345,7 +339,8 @@ class Scorer:
             return Scores(())
         self._chunk_size(1)
         # One pass for all: every continuation follows the prompt's last token.
-        begin = self._next_logprobs([request.prompt.token_ids[-1:]], self._batch([caches]))[0, 0]
+        latest = mx.array([request.prompt.token_ids[-1:]])
+        begin = self._next_logprobs(latest, self._batch([caches]))[0, 0]
         firsts = begin[mx.array([tokens[0] for tokens in request.continuations])].tolist()
         scored = [(first,) for first in firsts]
         for group in self._groups(request.continuations, caches):
@@ -397,7 +392,7 @@ class Scorer:
     ) -> Generator[None, None, list[list[float]]]:
         """Score all but the first tokens of continuations, on copies of the prompt's caches."""
         width = max(map(len, group))
-        rows = [[*tokens, *[0] * (width - len(tokens))] for tokens in group]
+        rows = padded(group)
         batch = self._copies(prompt_caches, len(group))
         scored: list[list[float]] = [[] for _ in group]
         start = 0
@@ -405,17 +400,17 @@ class Scorer:
             yield
             count = self._chunk_size(min(left * len(group), MAX_SCORED_TOKENS))
             stop = min(start + max(count // len(group), 1), width - 1)
-            logprobs = self._next_logprobs([row[start:stop] for row in rows], batch)
-            targets = mx.array([row[start + 1 : stop + 1] for row in rows])
-            found = mx.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0].tolist()
+            logprobs = self._next_logprobs(rows[:, start:stop], batch)
+            targets = rows[:, start + 1 : stop + 1, None]
+            found = mx.take_along_axis(logprobs, targets, axis=-1)[..., 0].tolist()
             for row, more in zip(scored, found, strict=True):
                 row += more
             start = stop
         return [row[: len(tokens) - 1] for row, tokens in zip(scored, group, strict=True)]
 
-    def _next_logprobs(self, rows: Sequence[Sequence[int]], batch: BatchCaches) -> mx.array:
-        """Feed rows of one length; return log-probabilities [B, T, V] of the next tokens."""
-        logits = batch.forward(self._network, mx.array(rows)).astype(mx.float32)
+    def _next_logprobs(self, tokens: mx.array, batch: BatchCaches) -> mx.array:
+        """Feed tokens [B, T]; return log-probabilities [B, T, V] of those that follow each."""
+        logits = batch.forward(self._network, tokens).astype(mx.float32)
         logprobs = logits - DEVICE.log_sum_exp(logits)
         mx.eval(logprobs, [cache.state for cache in batch.layers])
         return logprobs
