@@ -112,19 +112,6 @@ _LATEST_PASSES = 5
 _PLAIN_INTERVAL = 64
 
 
-class _Kind:
-    """Passes of one number of rows and about as many tokens: their time relative to the curve."""
-
-    def __init__(self, guess: float) -> None:
-        self._latest = deque([guess], maxlen=_LATEST_PASSES)
-        self.ratio = guess
-
-    def observe(self, ratio: float) -> None:
-        """Learn from a pass."""
-        self._latest.append(ratio)
-        self.ratio = median_low(self._latest)
-
-
 class PassCosts:
     """The cost of a pass by its rows and its tokens per row."""
 
@@ -138,7 +125,8 @@ class PassCosts:
         self.limit_s = limit_s
         self._curve = _rising(seconds)
         self._at: dict[int, float] = {}
-        self._kinds: dict[tuple[int, int], _Kind] = {}
+        # Times relative to the curve, for a number of rows and about as many tokens.
+        self._ratios: dict[tuple[int, int], deque[float]] = {}
         self._drafted = Counter[int]()
         # Asked for many times between two passes.
         self._known: dict[tuple[int, int], float] = {}
@@ -162,21 +150,20 @@ class PassCosts:
     def observe(self, rows: int, tokens: int, seconds: float) -> None:
         """Learn from a pass."""
         self._drafted[rows] = self._drafted[rows] + 1 if tokens > rows else 0
-        key = rows, _about(rows, tokens)
-        if key not in self._kinds:
-            self._kinds[key] = _Kind(self._ratio(rows, tokens))
-        self._kinds[key].observe(seconds / self._on_curve(tokens))
+        guess = deque([self._ratio(rows, tokens)], maxlen=_LATEST_PASSES)
+        latest = self._ratios.setdefault((rows, _about(rows, tokens)), guess)
+        latest.append(seconds / self._on_curve(tokens))
         self._known.clear()
 
     def wants_plain(self, rows: int) -> bool:
         """Tell whether the cost of a pass without drafts is a guess or out of date."""
-        return (rows, 0) not in self._kinds or self._drafted[rows] >= _PLAIN_INTERVAL
+        return (rows, 0) not in self._ratios or self._drafted[rows] >= _PLAIN_INTERVAL
 
     def _ratio(self, rows: int, tokens: int) -> float:
         """Return the relative time of such passes; an unseen width uses a smaller one."""
         for about in range(_about(rows, tokens), -1, -1):
-            if kind := self._kinds.get((rows, about)):
-                return kind.ratio
+            if latest := self._ratios.get((rows, about)):
+                return median_low(latest)
         return 1.0
 
     def _on_curve(self, tokens: int) -> float:
@@ -423,7 +410,10 @@ class Prices:
             if writing:
                 seconds += _total_s(token_s, min(depth, written))
             if not self.keeps_parts:
-                seconds += (1.0 - all_right) * self._repeating_s(max(expected))
+                # The right tokens of partly wrong drafts are fed again.
+                width = 2 + ceil(max(expected))
+                repeating_s = self.costs.of(self.rows, self.rows * width) - self.plain_s
+                seconds += (1.0 - all_right) * repeating_s
             rates.append((self.rows + sum(expected)) / seconds if is_short else 0.0)
         return rates
 
@@ -449,10 +439,6 @@ class Prices:
     def _writing_s(self, writing: Sequence[Row]) -> _Seconds:
         """Return the seconds of the draft model's first token for some rows, and of each later."""
         return self.model.writing_s(writing) if writing and self.model else (0.0, 0.0)
-
-    def _repeating_s(self, right: float) -> float:
-        """Return the seconds to feed the right tokens of partly wrong drafts again."""
-        return self.costs.of(self.rows, self.rows * (2 + ceil(right))) - self.plain_s
 
 
 def _likeliest(offers: Mapping[Row, Offer]) -> list[tuple[float, Row]]:
@@ -570,7 +556,8 @@ class Budget:
             plain_s: The seconds of a pass without drafts.
             asked: The latest source that a step waited for; it pays for a step without drafts.
         """
-        lost_s = self._own_s(seconds, max(passes, 1) * plain_s) - passes * plain_s - self._lent_s
+        expected_s = max(passes, 1) * plain_s + self._extra_s + self._lent_s
+        lost_s = min(seconds, _OUTLIER * expected_s) - passes * plain_s - self._lent_s
         self._charge(Source.MODEL, self._writing_s / plain_s)
         lost = (lost_s - self._writing_s) / plain_s
         shares = self._drafted or Counter(filter(None, (asked,)))
@@ -578,10 +565,6 @@ class Budget:
             saved = self._accepted[source] / rows
             self._charge(source, lost * count / shares.total() - saved)
         self._begin_step()
-
-    def _own_s(self, seconds: float, plain_s: float) -> float:
-        """Return the seconds of a step without a delay by something else."""
-        return min(seconds, _OUTLIER * (plain_s + self._extra_s + self._lent_s))
 
     def _charge(self, source: Source, passes: float) -> None:
         if source in self._left:

@@ -56,7 +56,7 @@ class OpenRequest(AsyncIterator[Steps]):
         self._is_prefilled = False
         self._steps: Steps | None = None
         self._error: BackendError | None = None
-        self._arrival: asyncio.Future[None] | None = None
+        self._arrival = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
@@ -82,20 +82,18 @@ class OpenRequest(AsyncIterator[Steps]):
             self._steps = steps
         else:
             self._steps.extend(steps)
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        self._arrival.set()
 
     def fail(self, error: BackendError) -> None:
         """End it with an error."""
         if self.is_open:
             self._error, self.has_ended = error, True
-            if self._arrival is not None and not self._arrival.done():
-                self._arrival.set_result(None)
+            self._arrival.set()
 
     async def __anext__(self) -> Steps:
         while self._steps is None and not self.has_ended:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+            self._arrival.clear()
+            await self._arrival.wait()
         if self._steps is not None:
             steps, self._steps = self._steps, None
             return steps
@@ -296,7 +294,7 @@ class OpenCalls:
         """Continue when the last suspect has made progress, or has left."""
         if self.process is None or self._are_sent:
             return
-        while not self._awaits_suspect():
+        while not (self._tried and self._tried.is_open and self._tried.losses):
             if not self._suspects:
                 self._tried, self._are_sent = None, True
                 for call in list(self):
@@ -306,10 +304,6 @@ class OpenCalls:
             self._tried = self._suspects.popleft()
             if self._tried.is_open:
                 self._give(self._tried)
-
-    def _awaits_suspect(self) -> bool:
-        """Whether the last suspect has yet to prove harmless."""
-        return self._tried is not None and self._tried.is_open and self._tried.losses > 0
 
     def _give(self, call: OpenCall) -> None:
         if self.process is None:
