@@ -51,7 +51,6 @@ class ExpertForecast:
         store_bytes: Of the file with all of them.
         budget_bytes: For those in memory; a part of the weights.
         token_bytes: Read for a token if none is in memory.
-        disk_bytes_per_s: The rate of the disk.
     """
 
     store_bytes: int
@@ -82,12 +81,12 @@ class Forecast:
     card: ModelCard
     files_bytes: int
     vocabulary_bytes: int
-    draft: ModelCard | None
-    media_bytes: int
     memory_bytes: int
     working_set_bytes: int
-    budget_bytes: int
-    caches: tuple[KvForecast, ...]
+    draft: ModelCard | None = None
+    media_bytes: int = 0
+    budget_bytes: int = 0
+    caches: tuple[KvForecast, ...] = ()
     experts: ExpertForecast | None = None
     is_mixture: bool = False
 
@@ -142,7 +141,8 @@ def forecast(
     weights_bytes = model.card.weights_bytes + (draft.weights_bytes if draft else 0)
     profiles: dict[KvProfile, KvForecast] = {}
     for bits in KV_WIDTHS:
-        own = _foreseen(model.network, _with_width(options.tuning, bits))
+        memory = replace(options.tuning.memory, kv_bits=bits)
+        own = _foreseen(model.network, replace(options.tuning, memory=memory))
         if own is None:
             continue
         profile = replace(own, draft=draft_profile)
@@ -183,12 +183,8 @@ def _of_encoder(options: ModelOptions, directory: Path) -> Forecast:
         card=model.card,
         files_bytes=_files_bytes(directory),
         vocabulary_bytes=_vocabulary_bytes(options, model),
-        draft=None,
-        media_bytes=0,
         memory_bytes=memory_bytes(),
         working_set_bytes=working_set_bytes(),
-        budget_bytes=0,
-        caches=(),
     )
 
 
@@ -216,7 +212,3 @@ def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:
         if tuning.memory.kv_bits is None:
             raise
         return None
-
-
-def _with_width(tuning: TuningOptions, bits: int | None) -> TuningOptions:
-    return replace(tuning, memory=replace(tuning.memory, kv_bits=bits))

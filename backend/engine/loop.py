@@ -73,7 +73,6 @@ class EngineLoop:
         """Start idle.
 
         Args:
-            model: A model that belongs to this thread.
             fresh_caches: Creates its caches; their plan may change, see `Adoption`.
         """
         self.model, self.resources, self._port = model, resources, port

@@ -34,7 +34,6 @@ class Entry(Struct, frozen=True, kw_only=True):
     """A backend in the ledger; sizes are in bytes.
 
     Attributes:
-        process_id: Of its engine.
         device: The memory that it shares: one GPU's, or the machine's.
         held: By weights and media, while the model is loaded.
         reserved: By running requests.
@@ -43,7 +42,6 @@ class Entry(Struct, frozen=True, kw_only=True):
         budget: The limit for requests and prompt cache.
         least: The smallest useful budget.
         wish: The budget without other backends.
-        is_busy: Whether there are requests.
     """
 
     process_id: Bytes
@@ -151,7 +149,6 @@ class Books:
         reserved: By running requests, including their use of the prompt cache.
         wanted: Additionally, by requests that wait or grow.
         cached: By the rest of the prompt cache.
-        budget: The session's limit.
         answered: The number of the last order carried out.
     """
 
@@ -225,11 +222,7 @@ class MemoryLedger:
             self._announce()
 
     def make_room(self, held: int, timeout_s: float) -> None:
-        """Announce weights before they are read, and let the others free memory.
-
-        Args:
-            timeout_s: The maximum time to wait.
-        """
+        """Announce weights before they are read, and let the others free memory."""
         self.entry = replace(self.entry, held=held, wish=self.entry.least, is_busy=True)
         deadline = time.monotonic() + timeout_s
         while self._look(self._announce) and self._others and self._is_too_much():
@@ -268,12 +261,10 @@ class MemoryLedger:
     def note(self, books: Books) -> None:
         """Record the session's memory and demand; cheap, from any thread."""
         before, self._books = self._books, books
-        if (before.is_busy, before.budget, before.answered, before.wanted > 0) != (
-            books.is_busy,
-            books.budget,
-            books.answered,
-            books.wanted > 0,
-        ):
+        old, new = (
+            (each.is_busy, each.budget, each.answered, each.wanted > 0) for each in (before, books)
+        )
+        if old != new:
             self._changed.set()
 
     def look(self) -> None:

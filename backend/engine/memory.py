@@ -20,7 +20,7 @@ from backend.engine.rows.scheduler import Scheduler
 from common.machine_memory import trim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from backend.engine.prefix_store import PrefixStore
 
@@ -33,7 +33,6 @@ class Memory:
     Its sums are as old as the latest change: see `note_change`.
 
     Attributes:
-        reservations: Of the running rows.
         has_changed: Whether `relieve` has something to look at.
         wants_rest: Whether ended work has freed memory that the system does not have back.
     """
@@ -159,16 +158,13 @@ class Memory:
 
     def status(self) -> Mapping[str, int]:
         """Return the reserved and the available bytes, as parts of `memory_bytes`."""
+        next_rows = islice(self._scheduler.waiting, self._scheduler.free_slots)
         return {
             "kv_reserved": self.reservations.reserved_bytes,
             "kv_shared": self.reservations.shared_bytes,
-            "kv_wanted": self.reservations.wanted_bytes(self._next_rows()),
+            "kv_wanted": self.reservations.wanted_bytes(next_rows),
             "kv_budget": self.reservations.budget_bytes,
         }
-
-    def _next_rows(self) -> Iterator[Row]:
-        """Yield the waiting rows with a free slot."""
-        return islice(self._scheduler.waiting, self._scheduler.free_slots)
 
     def check(self) -> None:
         """Raise AssertionError unless exactly the running rows have reserved memory."""

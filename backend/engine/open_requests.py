@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from backend.config import MEMORY_WAIT_S
 from backend.core.request import GenerationRequest
@@ -22,6 +23,7 @@ FETCH_LIMIT_S = 10.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class OpenRequests:
     """Brings rows into the loop, publishes their tokens, and releases what they held.
 
@@ -29,22 +31,13 @@ class OpenRequests:
         has_ended: Whether one has, of which no status has been sent since.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        memory: Memory,
-        prefixes: PrefixStore,
-        suspects: Suspects,
-        publisher: Publisher,
-        counters: Counters,
-    ) -> None:
-        self._scheduler = scheduler
-        self._memory = memory
-        self._prefixes = prefixes
-        self._suspects = suspects
-        self._publisher = publisher
-        self._counters = counters
-        self.has_ended = False
+    _scheduler: Scheduler
+    _memory: Memory
+    _prefixes: PrefixStore
+    _suspects: Suspects
+    _publisher: Publisher
+    _counters: Counters
+    has_ended: bool = False
 
     def submit(
         self, request: GenerationRequest, generated: Sequence[int] = (), losses: int = 0

@@ -32,7 +32,6 @@ class Resources:
     """The resources of a loop other than its model.
 
     Attributes:
-        draft: Its drafter, if any.
         trials: Returns the trials that are open; `None` if there are none.
         threads: Of matrix products; `None` leaves their number as it is.
     """

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -19,24 +20,17 @@ from backend.engine.rows.row import Row
 MAX_PADDING = 2
 
 
+@dataclass(eq=False, slots=True)
 class Prefilling:
     """Computes chunks, and exchanges prefixes with the prompt cache; on the main thread."""
 
-    def __init__(
-        self,
-        feeder: Feeder,
-        prefixes: PrefixStore,
-        pacer: PrefillPacer,
-        plan: BatchPlan,
-        memory: Memory,
-    ) -> None:
-        self.feeder = feeder
-        self._plan = plan
-        self._prefixes = prefixes
-        self._pacer = pacer
-        self._memory = memory
-        self._drafting: Drafting | None = None
-        self._peak_bytes = 0
+    feeder: Feeder
+    _prefixes: PrefixStore
+    _pacer: PrefillPacer
+    _plan: BatchPlan
+    _memory: Memory
+    _drafting: Drafting | None = None
+    _peak_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -72,9 +66,6 @@ class Prefilling:
     def feed(self, rows: Sequence[Row], limit: ChunkLimit) -> int:
         """Feed a chunk of one row's prompt, or the rest of several; passes on MLX's errors.
 
-        Args:
-            rows: The result of `choose`.
-
         Returns:
             The number of tokens fed.
         """
@@ -103,12 +94,10 @@ class Prefilling:
             lefts = [each.prefill_left for each in rows]
             count = len(rows) * max(lefts)
             is_even = min(lefts) * MAX_PADDING >= max(lefts)
-            if is_even and count <= limit.tokens and self._fits(rows, count):
+            fits = self._memory.fitting_tokens(rows, count) >= count
+            if is_even and count <= limit.tokens and fits:
                 chosen.append(other)
         return chosen
-
-    def _fits(self, rows: Sequence[Row], tokens: int) -> bool:
-        return self._memory.fitting_tokens(rows, tokens) >= tokens
 
     def _feed_together(self, rows: Sequence[Row]) -> None:
         count, started = sum(row.prefill_left for row in rows), time.monotonic()

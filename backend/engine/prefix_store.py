@@ -267,7 +267,6 @@ def make_prefix_store(
     """Return the prefix store of a model, or one that stores nothing if storing is impossible.
 
     Args:
-        budget: The maximum size of the store.
         disk: Receives evicted and idle nodes, if set.
         forecast: The likelihood of future requests; `None` learns it from past ones.
     """

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +19,7 @@ TRIAL_CHUNK_TOKENS = 512
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Suspects:
     """The rows of the present pass, and those of failed ones; belongs to the main thread.
 
@@ -28,25 +30,16 @@ class Suspects:
         waiting: To be tried alone before anything else is computed.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        memory: Memory,
-        batch: Batch,
-        prefilling: Prefilling,
-        new_batch: Callable[[], Batch],
-        port: Port,
-    ) -> None:
-        self._scheduler = scheduler
-        self._memory = memory
-        self._batch = batch
-        self._prefilling = prefilling
-        self._new_batch = new_batch
-        self._port = port
-        self._present: Sequence[Row] = ()
-        self._told: Sequence[Row] = ()
-        self.waiting: list[Row] = []
-        self._unexplained_failures = 0
+    _scheduler: Scheduler
+    _memory: Memory
+    _batch: Batch
+    _prefilling: Prefilling
+    _new_batch: Callable[[], Batch]
+    _port: Port
+    waiting: list[Row] = field(default_factory=list)
+    _present: Sequence[Row] = ()
+    _told: Sequence[Row] = ()
+    _unexplained_failures: int = 0
 
     def __call__(self, rows: Sequence[Row]) -> Self:
         """Name the rows of the pass that follows."""
@@ -110,7 +103,10 @@ class Suspects:
         self._present = ()
         is_decoding = bool(rows) and rows[0] in self._scheduler.active
         if len(rows) > 1 and not is_decoding:
-            _part(rows, error)
+            text = "prompts of %d requests failed, trying each alone"
+            log.warning(text, len(rows), exc_info=error)
+            for row in rows:
+                row.isolate()
         elif len(rows) != 1 or (rows[0].cached_tokens and is_decoding):
             self._suspect_all(error)
         elif rows[0].cached_tokens:
@@ -140,9 +136,3 @@ class Suspects:
         self.waiting = rows
         for row in rows:
             row.rewind()
-
-
-def _part(rows: Sequence[Row], error: Exception) -> None:
-    log.warning("prompts of %d requests failed, trying each alone", len(rows), exc_info=error)
-    for row in rows:
-        row.isolate()

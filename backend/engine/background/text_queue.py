@@ -37,11 +37,7 @@ class Text(Protocol):
 
 
 class TextCall:
-    """One call: its texts, at least one, and their results.
-
-    Attributes:
-        texts: In their order.
-    """
+    """One call: its texts, at least one, and their results."""
 
     def __init__(
         self, number: int, texts: Sequence[Text], conclude: Callable[[Sequence[Any]], object]

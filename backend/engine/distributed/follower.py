@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from backend.engine.distributed.gathering import (
@@ -87,27 +88,25 @@ class FollowerPort:
         """Send nothing: rank 0 does."""
 
 
+@dataclass(frozen=True, slots=True)
 class Follower:
-    """One rank that follows rank 0."""
+    """One rank that follows rank 0.
 
-    def __init__(self, rank: int, size: int, leader: Channel, codec: Codec) -> None:
-        """Create a follower.
+    Attributes:
+        size: Of the group; 0 if unknown.
+        codec: Of the connection; learns grammars when the model is loaded.
+    """
 
-        Args:
-            size: Of the group; 0 if unknown.
-            leader: The connection to rank 0.
-            codec: Of the connection; learns grammars when the model is loaded.
-        """
-        self._rank = rank
-        self._size = size
-        self._leader = leader
-        self._codec = codec
+    rank: int
+    size: int
+    leader: Channel
+    codec: Codec
 
     def run(self) -> NoReturn:
         """Take part in one group; the process ends with it."""
         try:
             own = (os.getpid(), memory_bytes(), software())
-            self._leader.send(Hello(self._rank, self._size, *own))
+            self.leader.send(Hello(self.rank, self.size, *own))
             self._joined().run()
             exit_at_once(0)
         except ChannelClosedError:
@@ -115,32 +114,32 @@ class Follower:
         except BackendError as error:
             self._fail(error)
         except Exception as error:
-            log.exception("rank %d failed", self._rank)
+            log.exception("rank %d failed", self.rank)
             time.sleep(_NEWS_DELAY_S)
-            self._fail(GroupLostError(f"rank {self._rank} failed: {error}"))
+            self._fail(GroupLostError(f"rank {self.rank} failed: {error}"))
 
     def _joined(self) -> EngineLoop:
-        join = self._leader.receive()
+        join = self.leader.receive()
         if isinstance(join, Failed):
             log.error("rank 0 refuses this process: %s", join.failure.text)
             exit_at_once(1)
-        self._leader.watch(lambda: os._exit(0))
+        self.leader.watch(lambda: os._exit(0))
         return self._loop(join)
 
     def _loop(self, join: Join) -> EngineLoop:
         form = join.form
         model = load_shard(join)
-        self._leader.send(readiness(model, form, join.rank))
-        start = self._leader.receive()
+        self.leader.send(readiness(model, form, join.rank))
+        start = self.leader.receive()
         synchronise()
-        self._codec.read_grammar = GrammarWorkshop(model.tokenizer, model.card).read
-        port = FollowerPort(self._leader)
+        self.codec.read_grammar = GrammarWorkshop(model.tokenizer, model.card).read
+        port = FollowerPort(self.leader)
         loop = assemble_shared_loop(model, form.options, start, port)
         port.report(loop, is_idle=True)
         return loop
 
     def _fail(self, error: BackendError) -> NoReturn:
-        log.error("rank %d: %s", self._rank, error)
+        log.error("rank %d: %s", self.rank, error)
         with contextlib.suppress(ChannelClosedError):
-            self._leader.send(Failed(Failure.of(error)))
+            self.leader.send(Failed(Failure.of(error)))
         exit_at_once(1)

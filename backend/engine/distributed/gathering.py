@@ -238,14 +238,11 @@ class _Gathering:
             return f"rank {hello.rank} has {hello.software}, and rank 0 has {self._software}"
         if hello.rank in self.members:
             return f"rank {hello.rank} is there already"
-        if not self._is_place_of(hello.rank, address):
+        # A local rank may connect from any local address.
+        is_here = self._topology.hosts[hello.rank].is_local and Endpoint(address, 0).is_local
+        if not is_here and address not in self._addresses[hello.rank]:
             return f"rank {hello.rank} is at {', '.join(sorted(self._addresses[hello.rank]))}"
         return ""
-
-    def _is_place_of(self, rank: int, address: str) -> bool:
-        """Tell whether a rank may connect from an address: a local one, from any local address."""
-        is_here = self._topology.hosts[rank].is_local and Endpoint(address, 0).is_local
-        return is_here or address in self._addresses[rank]
 
 
 def _addresses_of(host: Host) -> set[str]:

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from backend.core.engine_status import EngineStatus
 from backend.engine.distributed.gathering import (
     Form,
     Join,
@@ -100,7 +99,6 @@ def require_divisible(network: Network, config: Mapping[str, Any], topology: Top
 
     Args:
         network: Not loaded into memory yet.
-        topology: The group that will share it.
 
     Raises:
         UnsupportedModelError: Names the families, or the sizes, that work.
@@ -108,7 +106,8 @@ def require_divisible(network: Network, config: Mapping[str, Any], topology: Top
     kind = config["model_type"]
     match topology.parallelism:
         case Parallelism.TENSOR:
-            _require_shards(network, kind, _text_config(config), topology.size)
+            text_config = config.get("text_config", config)
+            _require_shards(network, kind, text_config, topology.size)
         case Parallelism.PIPELINE:
             _require_stages(network, kind, topology.size)
 
@@ -134,7 +133,8 @@ def _require_shards(network: Network, kind: str, config: Mapping[str, Any], size
         raise _unsupported(kind, Parallelism.TENSOR)
     heads = _divided_heads(config)
     sizes = [n for n in range(2, min(heads) + 1) if all(count % n == 0 for count in heads)]
-    told = f"{kind} has {' and '.join(map(str, heads))} heads; sizes that work: {_listed(sizes)}"
+    working = ", ".join(map(str, sizes)) or "none"
+    told = f"{kind} has {' and '.join(map(str, heads))} heads; sizes that work: {working}"
     if size not in sizes:
         raise UnsupportedModelError(f"tensor parallel over {size} processes: {told}")
     try:
@@ -156,11 +156,6 @@ def _require_stages(network: Network, kind: str, size: int) -> None:
         )
 
 
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    inner: Mapping[str, Any] = config.get("text_config", config)
-    return inner
-
-
 def _divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the numbers of heads that the size of the group must divide."""
     heads = int(config.get("num_attention_heads") or 1)
@@ -176,20 +171,13 @@ def _unsupported(kind: str, parallelism: Parallelism) -> UnsupportedModelError:
     )
 
 
-def _listed(sizes: list[int]) -> str:
-    return ", ".join(map(str, sizes)) or "none"
-
-
 class TokenCheck:
     """The checksums of rank 0, until every other rank has confirmed them."""
 
     def __init__(self, reports: Mapping[int, Report]) -> None:
-        self.statuses: dict[int, EngineStatus] = {}
-        self._turns = dict.fromkeys(reports, 0)
+        self.statuses = {rank: report.status for rank, report in reports.items()}
+        self._turns = {rank: report.turn for rank, report in reports.items()}
         self._checksums: dict[int, int] = {}
-        for rank, report in reports.items():
-            self._turns[rank] = report.turn
-            self.statuses[rank] = report.status
 
     def note(self, turn: int, checksum: int) -> None:
         """Record the checksum of rank 0 at the end of a turn."""
@@ -333,7 +321,9 @@ def form_group(
     network = look(form.options, form.directory).network
     require_divisible(network, read_config(form.directory), topology)
     members = gather(form, make_codec(), children)
-    joins = _invitations(form, members)
+    memory = [memory_bytes(), *(member.hello.memory_bytes for member in members)]
+    split = pipeline_split(form, memory)
+    joins = [Join(form=form, rank=rank, split=split) for rank in range(topology.size)]
     group = Members(form, members, fail)
     group.join(joins)
     model = load_shard(joins[0])
@@ -347,9 +337,3 @@ def _started(topology: Topology) -> Mapping[int, Process]:
         for device, rank in enumerate(topology.local_ranks)
         if rank > 0
     }
-
-
-def _invitations(form: Form, members: Sequence[Member]) -> list[Join]:
-    memory = [memory_bytes(), *(member.hello.memory_bytes for member in members)]
-    split = pipeline_split(form, memory)
-    return [Join(form=form, rank=rank, split=split) for rank in range(form.topology.size)]

@@ -201,11 +201,7 @@ _LEAST_CHUNK_TOKENS, _CHUNK_TOKENS = 32, 512
 
 
 class Company(Protocol):
-    """A batch of the model.
-
-    Attributes:
-        caches: Those of its rows.
-    """
+    """A batch of the model."""
 
     caches: BatchCaches
 
@@ -220,7 +216,6 @@ class DraftModel(Protocol):
     It may forget a row at any time, which costs only time.
 
     Attributes:
-        costs: The seconds of its passes.
         most_tokens: Of a draft.
         is_at_once: Whether one pass writes all tokens of a draft.
     """
@@ -340,8 +335,6 @@ class Prices:
     """The prices of the next pass.
 
     Attributes:
-        costs: The seconds of passes.
-        model: A draft model, if there is one.
         rows: The rows of the pass, at least one.
         keeps_parts: Whether a row may keep only some of the tokens that it feeds.
         packs: Whether rows are not padded to the longest draft.

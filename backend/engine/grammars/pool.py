@@ -59,24 +59,20 @@ log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SentGrammar:
     """A grammar from rank 0 that is compiled on first use; safe from any thread."""
 
-    def __init__(self, parts: GrammarParts, workshop: "GrammarWorkshop") -> None:
-        self.parts = parts
-        self._workshop = workshop
+    parts: GrammarParts
+    workshop: "GrammarWorkshop"
 
-    def compile(self) -> ReplyGrammar:
-        """Return the compiled grammar.
+    def matcher(self) -> ReplyMatcher:
+        """Return a matcher for one reply.
 
         Raises:
             GrammarError: The model cannot follow it.
         """
-        return self._workshop.compile(self.parts)
-
-    def matcher(self) -> ReplyMatcher:
-        """Return a matcher for one reply."""
-        return self.compile().matcher()
+        return self.workshop.compile(self.parts).matcher()
 
 
 class GrammarWorkshop:
@@ -291,7 +287,7 @@ class GrammarPool:
             done: Receives it; not called after `cancel`. Must not block.
         """
         rule = msgspec.msgpack.encode(guide.rule)
-        job, key = _Job(request_id, guide, done), _key(rule)
+        job, key = _Job(request_id, guide, done), hashlib.sha256(rule).digest()
         written = self._written.find(key) if guide.rule else _FREE
         if written is not None and self._workshop.is_ready(_parts(written, guide)):
             done(self._outcome(job, written))
@@ -448,8 +444,3 @@ def _parts(written: Written, guide: Guide) -> GrammarParts | None:
     if not written.rules and guide.budget is None:
         return None
     return GrammarParts(rules=written.rules, budget=guide.budget)
-
-
-def _key(rule: bytes) -> bytes:
-    """Return a key that equal rules share."""
-    return hashlib.sha256(rule).digest()

@@ -61,9 +61,6 @@ class RowCaches:
     """The caches of one layer, one of each row: attention takes them one by one.
 
     Code outside of attention, which asks for what is the same in all rows, gets that of the first.
-
-    Attributes:
-        row_caches: In the order of the rows.
     """
 
     def __init__(self, row_caches: Sequence[UpstreamCache]) -> None:

@@ -92,7 +92,6 @@ class SharedSpan:
     """Positions of the prompt cache, and the rows that start with them.
 
     Attributes:
-        source: Identifies the arrays.
         take: Selects the rows in an array of the batch.
         tokens: Number of positions read, the maximum over the rows.
         places: For each row with references, its index among those of this span; one more is a
@@ -140,7 +139,6 @@ class WideRow:
     """A row that takes several tokens in a packed pass.
 
     Attributes:
-        path: The references before its tail.
         length: Positions of its tail before the pass.
         tokens: Selects them in the column.
     """
@@ -229,7 +227,6 @@ class Pass:
         offset: Positions before each row of the network, which is a row of the batch.
         offset_after: The same after the pass.
         plain: Of groups without references.
-        shared: The references, each once.
         wide: Rows that take more tokens than the spans have.
     """
 

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -61,24 +61,17 @@ from common.process import exit_at_once
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Intake:
     """Listens to the server, on separate threads."""
 
-    def __init__(
-        self,
-        server: Channel,
-        media: MediaPreparer | None,
-        grammars: GrammarPool,
-        commands: "queue.SimpleQueue[Command]",
-        fail: Callable[[BaseException], NoReturn],
-    ) -> None:
-        self._server = server
-        self._media = media
-        self._grammars = grammars
-        self._commands = commands
-        self._fail = fail
-        self._jobs: queue.SimpleQueue[tuple[int, PrepareMedium]] = queue.SimpleQueue()
-        self._wanted: set[int] = set()
+    _server: Channel
+    _media: MediaPreparer | None
+    _grammars: GrammarPool
+    _commands: "queue.SimpleQueue[Command]"
+    _fail: Callable[[BaseException], NoReturn]
+    _jobs: "queue.SimpleQueue[tuple[int, PrepareMedium]]" = field(default_factory=queue.SimpleQueue)
+    _wanted: set[int] = field(default_factory=set)
 
     def start(self) -> None:
         """Start the threads."""
@@ -136,8 +129,12 @@ class Intake:
             raise
         except ProcessorError as error:
             self._server.send(Answered(number, Failure.of(RefusedMediumError(str(error)))))
-        except Exception as error:  # noqa: BLE001 (any error of one medium)
-            failure = _failure("the medium could not be prepared", error)
+        except BackendError as error:
+            self._server.send(Answered(number, Failure.of(error)))
+        except Exception as error:
+            problem = "the medium could not be prepared"
+            log.exception("%s", problem)
+            failure = Failure.of(GenerationFailedError(f"{problem}: {error}"))
             self._server.send(Answered(number, failure))
 
     def _prepared(self, request: PrepareMedium) -> PreparedMedium:
@@ -145,14 +142,6 @@ class Intake:
             raise InvalidRequestError("Images", "the loaded model reads text only")
         content = content_of(request.kind, request.content, request.fps)
         return self._media.prepare(request.kind, content, request.digest)
-
-
-def _failure(problem: str, error: Exception) -> Failure:
-    """Return an error of one request as a message; unexpected ones are logged."""
-    if isinstance(error, BackendError):
-        return Failure.of(error)
-    log.error("%s", problem, exc_info=error)
-    return Failure.of(GenerationFailedError(f"{problem}: {error}"))
 
 
 # Another rank that fails is reported by the thread that listens to it, if given this time.

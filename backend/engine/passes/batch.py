@@ -16,7 +16,7 @@ from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.kv.spans import Column
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.plan import Caches, Network
+from backend.engine.plan import Network
 from backend.engine.rows.row import Row
 from backend.model.device import DEVICE
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler, TokenMasks, largest
@@ -269,7 +269,11 @@ class _Flight:
 
 
 class Batch:
-    """The rows being decoded; belongs to the main thread."""
+    """The rows being decoded; belongs to the main thread.
+
+    Attributes:
+        rows: In the order of the caches.
+    """
 
     def __init__(
         self,
@@ -291,7 +295,7 @@ class Batch:
         self.drafting: Drafting | None = None
         self._note_step = note_step
         self.clock = perf_counter
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
         self._joining: list[Row] = []
         self._has_new = False
         self.caches = BatchCaches(fresh_caches.plan)
@@ -305,12 +309,7 @@ class Batch:
         """Draft for the present rows, and those to come."""
         self.drafting = drafting
         drafting.join(self)
-        drafting.follow(self._rows)
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """The rows, in the order of the caches."""
-        return self._rows
+        drafting.follow(self.rows)
 
     @property
     def is_empty(self) -> bool:
@@ -361,10 +360,10 @@ class Batch:
             mx.async_eval(*flight.drawn.arrays)
             yield _landed(before)
             if self.drafting is not None:
-                self.drafting.see(self._rows, [1] * len(self._rows), self.caches.by_row)
+                self.drafting.see(self.rows, [1] * len(self.rows), self.caches.by_row)
         if waits and not wants_drafts:
             # It took as long as the pass in flight.
-            rows, seconds = len(self._rows), self.clock() - started
+            rows, seconds = len(self.rows), self.clock() - started
             self._note_step(rows, seconds)
             if self.drafting is not None:
                 self.drafting.observe(rows, rows, seconds)
@@ -383,7 +382,7 @@ class Batch:
         All tokens up to the first difference from the draft are the row's own.
         """
         started = self.clock()
-        attempt = Attempt(self._rows, drafts, keeps_parts=self.caches.keeps_parts)
+        attempt = Attempt(self.rows, drafts, keeps_parts=self.caches.keeps_parts)
         logits = self.caches.take(self._network, attempt.inputs).astype(mx.float32)
         mx.async_eval(logits)
         drawn = self._draws.verify(logits, attempt)
@@ -392,11 +391,11 @@ class Batch:
         drafting.learn(attempt.accepted)
         self.caches.keep(attempt.kept)
         self._draws.keep(attempt.kept)
-        drafting.see(self._rows, attempt.kept, self.caches.by_row)
-        latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
-        self._flight = _Flight(tuple(self._rows), Drawn(latest, None, ()), has_landed=True)
+        drafting.see(self.rows, attempt.kept, self.caches.by_row)
+        latest = mx.array([row.token_ids[-1] for row in self.rows], mx.uint32)
+        self._flight = _Flight(tuple(self.rows), Drawn(latest, None, ()), has_landed=True)
         computed = self.caches.computed(attempt.column.counts)
-        drafting.observe(len(self._rows), computed, self.clock() - started)
+        drafting.observe(len(self.rows), computed, self.clock() - started)
 
     def _drafts(self, before: _Flight | None) -> Drafts:
         """Return the drafts worth trying in the next pass; none while tokens are in flight.
@@ -408,7 +407,7 @@ class Batch:
             return ()
         caches = self.caches
         drafts = self.drafting.drafts(keeps_parts=caches.keeps_parts, packs=caches.packs)
-        return drafts if any(drafts) or any(row.unfed > 1 for row in self._rows) else ()
+        return drafts if any(drafts) or any(row.unfed > 1 for row in self.rows) else ()
 
     def land(self) -> list[RowStep]:
         """Return the tokens in flight now, before anything other than a step is computed."""
@@ -423,12 +422,12 @@ class Batch:
         """Return the rows whose grammars are at a dead end, with the reasons."""
         if not self._draws.has_grammars:
             return []
-        guided = [(row, row.matcher) for row in self._rows if not row.has_left]
+        guided = [(row, row.matcher) for row in self.rows if not row.has_left]
         return [(row, problem) for row, m in guided if m and (problem := m.error)]
 
     def clear(self) -> None:
         """Drop all rows and everything in flight."""
-        self._rows, self._joining, self._flight = [], [], None
+        self.rows, self._joining, self._flight = [], [], None
         self.caches.regroup([], [])
         self._departed = []
 
@@ -439,15 +438,15 @@ class Batch:
     def _drawn(self, inputs: mx.array, logits: mx.array) -> _Flight:
         """Build the graph of the next tokens; nothing is computed yet."""
         drawn = self._draws.draw(logits, inputs)
-        for row in self._rows:
+        for row in self.rows:
             row.advance()
         has_new, self._has_new = self._has_new, False
-        return _Flight(tuple(self._rows), drawn, has_first=has_new)
+        return _Flight(tuple(self.rows), drawn, has_first=has_new)
 
     def _regroup(self, before: _Flight | None) -> mx.array | None:
         """Remove and add rows; return the input tokens [B] of the next pass, if any."""
-        staying = [i for i, row in enumerate(self._rows) if row.wants_more]
-        if before is not None and not self._joining and len(staying) == len(self._rows):
+        staying = [i for i, row in enumerate(self.rows) if row.wants_more]
+        if before is not None and not self._joining and len(staying) == len(self.rows):
             return before.drawn.tokens
         joining = [row for row in self._joining if row.wants_more]
         self._depart(staying)
@@ -455,31 +454,28 @@ class Batch:
         self._joining = []
         parts = []
         if staying and before is not None:
-            everyone = len(staying) == len(self._rows)
+            everyone = len(staying) == len(self.rows)
             tokens = before.drawn.tokens
             parts.append(tokens if everyone else tokens[mx.array(staying)])
         if joining:
             parts.append(mx.array([row.token_ids[-1] for row in joining], mx.uint32))
-        if joining or len(staying) < len(self._rows):
-            self.caches.regroup(staying, [self._taken_cache(row) for row in joining])
-            self._rows = [self._rows[i] for i in staying] + joining
+        if joining or len(staying) < len(self.rows):
+            # A prompt of one token has none.
+            arrivals = [row.release() or self._fresh_caches() for row in joining]
+            self.caches.regroup(staying, arrivals)
+            self.rows = [self.rows[i] for i in staying] + joining
             self._has_new = self._has_new or bool(joining)
-            self._draws = Draws(self._rows, self._vocab_size)
+            self._draws = Draws(self.rows, self._vocab_size)
             if self.drafting is not None:
-                self.drafting.follow(self._rows)
+                self.drafting.follow(self.rows)
         return mx.concatenate(parts) if parts else None
 
     def _depart(self, staying: Sequence[int]) -> None:
         """Return their caches to the leaving rows."""
-        for i in set(range(len(self._rows))).difference(staying):
-            row = self._rows[i]
+        for i in set(range(len(self.rows))).difference(staying):
+            row = self.rows[i]
             row.hold(self.caches.extract(i))
             self._departed.append(row)
-
-    def _taken_cache(self, row: Row) -> Caches:
-        """Take over a row's caches; a prompt of one token has none."""
-        cache = row.release()
-        return self._fresh_caches() if cache is None else cache
 
 
 def _landed(flight: _Flight | None) -> list[RowStep]:

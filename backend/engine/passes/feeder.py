@@ -28,9 +28,6 @@ class MediaMemo:
     """Runs the towers, once for each medium while it is remembered.
 
     Belongs to the main thread.
-
-    Attributes:
-        runs: The number of tower runs.
     """
 
     def __init__(self, network: VisionNetwork, budget_bytes: int) -> None:
@@ -68,10 +65,6 @@ class MediaMemo:
             length = self.features(span, token_ids).rope_length
         return span.stop - span.start if length is None else length
 
-    def may_split(self, features: MediaFeatures) -> bool:
-        """Tell whether a medium's tokens may be fed in several passes."""
-        return self._network.may_split_media(features)
-
     def _remember(self, digest: bytes, features: MediaFeatures) -> None:
         self._rope_lengths[digest] = features.rope_length
         if len(self._rope_lengths) > MAX_LENGTHS:
@@ -98,29 +91,6 @@ def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: 
     row.count_fed(count)
 
 
-def prefill_together(
-    network: Network, fresh_caches: FreshCaches, plan: BatchPlan, rows: Sequence[Row]
-) -> None:
-    """Feed the rest of some prompts in one pass; computed on return.
-
-    The shorter ones are padded on the right; the padding is dropped.
-
-    Args:
-        fresh_caches: Creates caches for rows without any.
-        plan: The batch plan of the model, whose rows may take different numbers of tokens.
-        rows: The rows of the prompts, two or more.
-    """
-    lefts = [row.prefill_left for row in rows]
-    batch = BatchCaches(replace(plan, packs=False))
-    batch.regroup([], [row.own_caches(fresh_caches) for row in rows])
-    batch.take(network, [row.token_ids[row.fed : -1] for row in rows])
-    batch.keep(lefts)
-    for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
-        row.hold(batch.extract(place))
-        row.count_fed(left)
-    mx.eval([cache.state for row in rows for cache in row.cache or ()])
-
-
 class Feeder:
     """Feeds prompts to a network that reads text only; belongs to the main thread."""
 
@@ -135,8 +105,22 @@ class Feeder:
         prefill_chunk(self._network, self._fresh_caches, row, count)
 
     def feed_together(self, rows: Sequence[Row], plan: BatchPlan) -> None:
-        """Feed the rest of two or more text prompts in one pass; computed on return."""
-        prefill_together(self._network, self._fresh_caches, plan, rows)
+        """Feed the rest of two or more text prompts in one pass; computed on return.
+
+        The shorter ones are padded on the right; the padding is dropped.
+
+        Args:
+            plan: Of the model, whose rows may take different numbers of tokens.
+        """
+        lefts = [row.prefill_left for row in rows]
+        batch = BatchCaches(replace(plan, packs=False))
+        batch.regroup([], [row.own_caches(self._fresh_caches) for row in rows])
+        batch.take(self._network, [row.token_ids[row.fed : -1] for row in rows])
+        batch.keep(lefts)
+        for place, (row, left) in enumerate(zip(rows, lefts, strict=True)):
+            row.hold(batch.extract(place))
+            row.count_fed(left)
+        mx.eval([cache.state for row in rows for cache in row.cache or ()])
         for row in rows:
             self.align(row)
 
@@ -176,7 +160,7 @@ class MediaFeeder(Feeder):
     def _feed_medium(self, row: Row, span: MediaSpan, count: int) -> None:
         caches = row.own_caches(self._fresh_caches)
         features = self.media.features(span, row.token_ids[span.start : span.stop])
-        may_split = self.media.may_split(features)
+        may_split = self._network.may_split_media(features)
         stop = min(row.fed + count, span.stop) if may_split else span.stop
         part = MediaPart(features, row.fed - span.start, stop - span.start)
         tokens = mx.array([row.token_ids[row.fed : stop]])

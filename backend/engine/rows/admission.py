@@ -122,7 +122,6 @@ class Reservations:
 
     Attributes:
         wish_bytes: The budget unless other backends need memory.
-        budget_bytes: The limit for all of them.
         most_tokens: The maximum tokens of a single row.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
         tokens: Reserved by each running row.
@@ -140,7 +139,6 @@ class Reservations:
         """Start empty.
 
         Args:
-            budget_bytes: The limit for all rows together.
             expected_tokens: The likely reply length of a row without a limit.
         """
         self.passes, self.pass_bytes = PassMemory(), pass_bytes
@@ -189,11 +187,7 @@ class Reservations:
         self._profile = replace(self._profile, has_own_lengths=has_own_lengths)
 
     def resize(self, budget_bytes: int, attainable_bytes: int) -> None:
-        """Apply another budget, or come as close to it as the used memory allows.
-
-        Args:
-            budget_bytes: The limit for all rows together.
-        """
+        """Apply another budget, or come as close to it as the used memory allows."""
         self._goal_bytes = budget_bytes
         self._attainable_bytes = attainable_bytes
         if budget_bytes >= self.budget_bytes:
@@ -357,7 +351,6 @@ def pass_bytes(
 
     Args:
         weights_bytes: With the maximum size of remembered media.
-        budget_bytes: The result of `kv_budget_bytes`.
     """
     usable = usable_bytes(options, working_set_bytes)
     return max(usable - weights_bytes - budget_bytes, least_kv_bytes(usable))

@@ -67,7 +67,6 @@ class ChunkSizer:
     the tokens that fit, and the size moves from one full pass to the next until the time fits.
 
     Attributes:
-        cap: The maximum tokens of a pass.
         first: The tokens of a pass of which nothing is known.
         granule: Passes have a multiple of so many tokens.
     """

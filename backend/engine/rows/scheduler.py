@@ -5,7 +5,7 @@ its prompt entering the KV cache) or active (a slot, decoding). Rows whose prefi
 stay prefilling until the batch has room.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -35,7 +35,7 @@ class AdmissionQueue:
     def __init__(self) -> None:
         self.count = 0
         self._lines: dict[Priority, deque[Row]] = {priority: deque() for priority in Priority}
-        self._overtaken: dict[Row, int] = {}
+        self._overtaken = Counter[Row]()
 
     def __len__(self) -> int:
         return self.count
@@ -64,15 +64,13 @@ class AdmissionQueue:
     def take(self, accepts: Callable[[Row], bool]) -> Row | None:
         """Remove and return the first accepted row, if any; later ones are not asked about."""
         heads = [line[0] for line in self._lines.values() if line]
-        overdue = max(heads, key=self._times_overtaken, default=None)
-        is_overdue = overdue and self._times_overtaken(overdue) >= MAX_TIMES_OVERTAKEN
+        overdue = max(heads, key=self._overtaken.__getitem__, default=None)
+        is_overdue = overdue and self._overtaken[overdue] >= MAX_TIMES_OVERTAKEN
         candidates = [overdue] if overdue and is_overdue else self._in_order()
         taken = next(filter(accepts, candidates), None)
         if taken is not None:
             self.remove(taken)
-            for head in heads:
-                if head is not taken:
-                    self._overtaken[head] = self._times_overtaken(head) + 1
+            self._overtaken.update(head for head in heads if head is not taken)
         return taken
 
     def check(self) -> None:
@@ -82,9 +80,6 @@ class AdmissionQueue:
 
     def _in_order(self) -> Iterator[Row]:
         return (row for line in self._lines.values() for row in islice(line, LOOKAHEAD))
-
-    def _times_overtaken(self, row: Row) -> int:
-        return self._overtaken.get(row, 0)
 
 
 class Scheduler:
@@ -103,7 +98,7 @@ class Scheduler:
         self.prefilling: list[Row] = []
         self.active: list[Row] = []
         self._open: dict[str, Row] = {}
-        self._passed_over: dict[Row, int] = {}
+        self._passed_over = Counter[Row]()
         self._chunks_by_length = 0
 
     @property
@@ -190,8 +185,7 @@ class Scheduler:
             chosen = min(candidates, key=lambda row: (row.params.priority, row.prefill_left))
         else:
             self._chunks_by_length = 0
-        for row in candidates:
-            self._passed_over[row] = self._times_passed_over(row) + 1
+        self._passed_over.update(candidates)
         self._passed_over[chosen] = 0
         return chosen
 
@@ -262,13 +256,10 @@ class Scheduler:
 
     def _starving(self, candidates: Sequence[Row]) -> Row | None:
         """Return the row passed over too often, unless another such row has just had a turn."""
-        longest = max(candidates, key=self._times_passed_over)
+        longest = max(candidates, key=self._passed_over.__getitem__)
         is_due = self._chunks_by_length >= MAX_TIMES_PASSED_OVER
-        is_starving = self._times_passed_over(longest) >= MAX_TIMES_PASSED_OVER
+        is_starving = self._passed_over[longest] >= MAX_TIMES_PASSED_OVER
         return longest if is_due and is_starving else None
-
-    def _times_passed_over(self, row: Row) -> int:
-        return self._passed_over.get(row, 0)
 
 
 def _may_share(row: Row) -> bool:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Self, cast
 
 from backend.engine.messages.codec import Codec, FrameReader, WireError
@@ -202,19 +203,14 @@ class EngineProcess(asyncio.Protocol):
             await asyncio.sleep(_POLL_INTERVAL_S)
 
 
+@dataclass(eq=False, slots=True)
 class Starter:
     """Starts processes; lives on one event loop."""
 
-    def __init__(
-        self,
-        hear: Callable[[EngineProcess, News], None],
-        note_end: Callable[[EngineProcess, BackendError], None],
-        environment: Mapping[str, str] | None,
-    ) -> None:
-        self._hear = hear
-        self._note_end = note_end
-        self._environment = environment
-        self._spare: asyncio.Task[EngineProcess] | None = None
+    _hear: Callable[[EngineProcess, News], None]
+    _note_end: Callable[[EngineProcess, BackendError], None]
+    _environment: Mapping[str, str] | None
+    _spare: "asyncio.Task[EngineProcess] | None" = None
 
     def prepare(self) -> None:
         """Start a spare process that waits for a model, unless there is one, to speed up a load."""

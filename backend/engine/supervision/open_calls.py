@@ -261,11 +261,7 @@ class OpenCalls:
     def note_loss(
         self, passing: Passing | None, compiling: Collection[str], reason: BackendError
     ) -> Collection[OpenCall]:
-        """Count the calls that may have cost a process; fail and return repeat offenders.
-
-        Args:
-            passing: The pass that it was in, if any.
-        """
+        """Count the calls that may have cost a process; fail and return repeat offenders."""
         for call in self:
             call.losses += call.is_sent and _was_in(call, passing, compiling)
             call.is_sent = False

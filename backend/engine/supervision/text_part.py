@@ -113,11 +113,7 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
 async def loaded_model(
     options: ModelOptions, loaded: Loaded, text: TextPart, prepare: Prepare
 ) -> LoadedModel:
-    """Return the server's view of a model loaded by a process.
-
-    Args:
-        text: The result of `read_text_part`.
-    """
+    """Return the server's view of a model loaded by a process."""
     from backend.model.text.hf_tokenizer import chat_template
 
     defaults = loaded.tokenizer_defaults

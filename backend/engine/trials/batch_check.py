@@ -66,7 +66,8 @@ def _sharing_gap(
     expected: list[mx.array] = []
     for row in rows:
         expected += [(yield from _after(trial, trial.fresh_caches(), [*prefix, *row]))]
-    base = yield from trial.fed(_referring(trial.fresh_caches)(), prefix)
+    referring = replace(trial.fresh_caches, plan=BatchPlan(shares_prefixes=True))
+    base = yield from trial.fed(referring(), prefix)
     # Some ranks of a pipeline may have such caches, and others none.
     if not trial.ranks.any(any(isinstance(leaf, RowKV) for leaf in cache_leaves(base))):
         return ""
@@ -102,10 +103,6 @@ def _after_together(
         steps.append(computed(trial.ranks, partial(batch.forward, trial.network, inputs)))
         yield
     return list(mx.concatenate(steps, axis=1))
-
-
-def _referring(fresh_caches: CacheFactory) -> CacheFactory:
-    return replace(fresh_caches, plan=BatchPlan(shares_prefixes=True))
 
 
 def _on_parts(base: Caches, rows: Sequence[Sequence[int]]) -> list[tuple[Caches, Sequence[int]]]:
@@ -223,7 +220,6 @@ class BatchTrial:
     """Decodes prompts of unlike length for some steps, alone and in batches.
 
     Attributes:
-        fresh_caches: Creates the caches of one sequence.
         token_ids: Tokens of a text: prompts are cut from it, repeated as needed.
         alone: [S, V] the logits of each row alone, once there has been a batch.
     """
@@ -368,7 +364,7 @@ class BatchTrial:
                 cut(self._tokens[row][n:][:count], 0, count)
                 for row, n, count in zip(rows, fed, counts, strict=True)
             ]
-            made = self._forwarded(caches, inputs)
+            made = computed(self.ranks, partial(caches.take, self.network, inputs))
             self.ranks.attempt(partial(caches.keep, kept))
             firsts = accumulate(counts, initial=0)
             for place, (first, count) in enumerate(zip(firsts, kept, strict=False)):
@@ -376,9 +372,6 @@ class BatchTrial:
                 fed[place] += count
             yield
         return [mx.concatenate(row)[:_COMPARED_TOKENS] for row in logits]
-
-    def _forwarded(self, caches: BatchCaches, inputs: Sequence[Sequence[int]]) -> mx.array:
-        return computed(self.ranks, lambda: caches.take(self.network, inputs))
 
 
 def _taken(
