@@ -30,7 +30,6 @@ class DigestFile:
 
         Args:
             path: The file; its directory is created when needed.
-            limit: The maximum number of digests.
         """
         self.path = path
         self._limit = limit

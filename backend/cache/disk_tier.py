@@ -81,7 +81,6 @@ class NodeDirectory:
 
     Attributes:
         bytes: The size of the files of all models at the last refresh.
-        written_bytes: The bytes of all arrays written.
     """
 
     def __init__(self, root: Path, fingerprint: str, budget_bytes: int) -> None:
@@ -280,7 +279,10 @@ class NodeDirectory:
                 self._folder.touch(name)
 
     def _write(self, name: str, node: StoredNode) -> None:
-        self._folder.write(name, partial(_write, fingerprint=self._fingerprint, node=node))
+        def write(file: BinaryIO) -> None:
+            write_node(file, self._fingerprint, node.key, node.start, node.segment)
+
+        self._folder.write(name, write)
 
     def _make_room(self, needed: int, budget_bytes: int) -> None:
         files = sorted(self._folder.files())
@@ -302,10 +304,6 @@ class NodeDirectory:
 def _name(node: StoredNode | NodeHeader) -> str:
     digest = hashlib.blake2b(node.key.packed, digest_size=_DIGEST_BYTES).hexdigest()
     return f"{node.start}-{len(node.key)}-{digest}{SUFFIX}"
-
-
-def _write(file: BinaryIO, fingerprint: str, node: StoredNode) -> None:
-    write_node(file, fingerprint, node.key, node.start, node.segment)
 
 
 MAX_PENDING_BYTES = 512 * 2**20
@@ -421,7 +419,8 @@ class DiskTier:
         self._refresh_metrics()
         while (job := self._jobs.get()[-1]) is not None:
             self._do(job)
-            self._note_lost()
+            with self._lock:
+                self._lost += self._directory.take_lost()
             self._refresh_metrics()
             if isinstance(job, StoredNode) and self._jobs.empty():
                 self._tell()
@@ -460,18 +459,10 @@ class DiskTier:
             act()
         except OSError as error:
             self._failures += 1
-            self._complain(error)
-
-    def _complain(self, error: OSError) -> None:
-        """Log a failure, but not every one: a full disk refuses every node."""
-        if self._complaints.is_due():
-            problem = "prompt cache: the disk of %s failed (%d times so far): %s"
-            log.warning(problem, self._directory.path, self._failures, error)
-
-    def _note_lost(self) -> None:
-        lost = self._directory.take_lost()
-        with self._lock:
-            self._lost += lost
+            # Not every one: a full disk refuses every node.
+            if self._complaints.is_due():
+                problem = "prompt cache: the disk of %s failed (%d times so far): %s"
+                log.warning(problem, self._directory.path, self._failures, error)
 
     def _refresh_metrics(self) -> None:
         numbers = {

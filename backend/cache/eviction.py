@@ -116,7 +116,8 @@ class LearnedForecast:
 
     def _parting(self, node: SegmentNode) -> float:
         """Return the likelihood of a branch at a node, by the rate at others of its kind."""
-        if node.is_expected and not node.is_turn and _is_left(node):
+        is_left = all(child.is_spent for child in node.children.values())
+        if node.is_expected and not node.is_turn and is_left:
             return self._due_likelihood(self.now - node.used_at)
         parted = self._parted[node.place] + _PRIOR_BRANCHES[node.place] * _PRIOR_WEIGHT
         share = parted / (self._passed[node.place] + _PRIOR_WEIGHT)
@@ -143,10 +144,6 @@ class LearnedForecast:
         return 1.0 / (1.0 + self._due + (place is not Place.REPLY))
 
 
-def _is_left(node: SegmentNode) -> bool:
-    return all(child.is_spent for child in node.children.values())
-
-
 @dataclass(frozen=True, slots=True)
 class Thinning:
     """Removes the parts of a segment that only a request branching off near it needs.
@@ -167,7 +164,6 @@ class Taken:
     """Parts taken to make room, which can be put back.
 
     Attributes:
-        leaves: Leaves set aside, in order.
         expected: Nodes that became leaves, with their previous `is_expected`.
     """
 
@@ -185,7 +181,6 @@ class Worth:
         """Combine the two sources of worth.
 
         Args:
-            thinning: Thins nodes, if they can be thinned.
             bytes_per_array: The bytes that are as scarce as one array.
         """
         self.forecast = forecast

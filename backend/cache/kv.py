@@ -153,7 +153,6 @@ class Segment:
         Args:
             start: The segment's first position.
             first: The first position that gets its windows.
-            refill: Returns a block with its windows.
         """
         if start < first < start + self.tokens:
             head, tail = self.split(first - start)
@@ -250,7 +249,6 @@ class RowKV:
 
     Attributes:
         keys: Of the tail, with room for more, [1, heads, capacity, width]; `None` if it is empty.
-        values: Like `keys`.
     """
 
     def __init__(self) -> None:
@@ -310,7 +308,11 @@ class RowKV:
         from mlx_lm.models.cache import create_attention_mask
 
         if self._is_read_by_part(N):
-            return None if window_size is None else _window_mask(N, self.offset, window_size)
+            if window_size is None:
+                return None
+            positions = mx.arange(self.offset + N)
+            latest = positions[self.offset :, None]
+            return (positions <= latest) & (positions > latest - window_size)
         mask: mx.array | str | None = create_attention_mask(
             N, self.offset, return_array, window_size
         )
@@ -389,12 +391,6 @@ def _with_room(buffer: mx.array | None, new: mx.array, start: int) -> mx.array:
     shape = (*new.shape[:2], steps * ALLOCATION_STEP_TOKENS, new.shape[3])
     room = mx.zeros(shape, new.dtype)
     return room if buffer is None else mx.concatenate([buffer[..., :start, :], room], axis=2)
-
-
-def _window_mask(width: int, offset: int, window: int) -> mx.array:
-    positions = mx.arange(offset + width)
-    latest = mx.arange(offset, offset + width)[:, None]
-    return (positions <= latest) & (positions > latest - window)
 
 
 GROUP_SIZES = (128, 64, 32)
@@ -511,8 +507,7 @@ def to_plain(segment: Segment) -> PlainSegment:
             {"is_there": [a is not None for a in state.arrays], "numbers": list(state.numbers)}
             for state in segment.snapshot.states
         ]
-    arrays = [a for block in segment.blocks for layer in block.layers for a in layer]
-    arrays += segment.snapshot.arrays if segment.snapshot else ()
+    arrays = _arrays(segment)
     views = [array.view(mx.uint8) for array in arrays]
     mx.eval(views)
     plain = zip(arrays, views, strict=True)
@@ -529,7 +524,7 @@ def from_plain(plain: PlainSegment) -> Segment:
         ValueError: The arrays do not match the outline.
     """
     outline = json.loads(plain.outline)
-    arrays = iter([_array(array) for array in plain.arrays])
+    arrays = map(_array, plain.arrays)
     blocks = tuple(_block(block, arrays) for block in outline["blocks"])
     snapshot = None
     if outline["states"] is not None:

@@ -39,7 +39,6 @@ class PositionLayer:
     """KV of every position; can be cut anywhere.
 
     Attributes:
-        packing: Its storage format.
         has_room: Whether its arrays may be longer than their content.
     """
 
@@ -60,7 +59,6 @@ class PositionLayer:
         """Fill a fresh cache.
 
         Args:
-            cache: The one to fill.
             parts: Arrays of consecutive positions from the first on.
             length: Their number of positions.
             capacity: The number of positions that the cache will hold.
@@ -84,7 +82,6 @@ class ReferenceLayer:
         """Fill a fresh cache.
 
         Args:
-            cache: The one to fill.
             parts: The first positions, used in place.
             owned: Arrays of the positions after them, which are copied.
         """
@@ -124,7 +121,6 @@ class WindowLayer:
         """Fill a fresh cache.
 
         Args:
-            cache: The one to fill.
             parts: Arrays of consecutive positions up to the last; positions before the window
                 are dropped.
             length: The last position plus one.
@@ -352,10 +348,6 @@ def _read_pair(cache: UpstreamCache) -> Arrays:
     return cache.keys, cache.values
 
 
-def _read_row(cache: RowKV) -> Arrays:
-    return cache.joined()
-
-
 def _write_pair(cache: UpstreamCache, arrays: Arrays) -> None:
     cache.keys, cache.values = arrays
 
@@ -540,15 +532,11 @@ def _chosen(
 
 def _row_layer(_cache: UpstreamCache, packing: Packing) -> LayerKind:
     is_packed = packing.bits is not None
-    return PositionLayer(_read_row, _write_pair, packing) if is_packed else ReferenceLayer()
+    return PositionLayer(RowKV.joined, _write_pair, packing) if is_packed else ReferenceLayer()
 
 
 def _window_layer(cache: UpstreamCache, packing: Packing) -> LayerKind | None:
     return WindowLayer(cache.max_size, packing) if cache.keep == 0 else None
-
-
-def _array_layer(_cache: UpstreamCache, _packing: Packing) -> LayerKind:
-    return StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays)
 
 
 def _state_of(
@@ -589,7 +577,7 @@ _DERIVED = CacheClass(
 )
 _ROW = CacheClass(
     kind=_row_layer,
-    growth=_positions(_read_row),
+    growth=_positions(RowKV.joined),
     give_back=_trim,
     keeps_positions=True,
     form=Form.PLAIN,
@@ -616,7 +604,10 @@ CACHE_CLASSES: dict[str, CacheClass] = {
     ),
     "RotatingKVCache": CacheClass(kind=_window_layer, give_back=_shorten, latest=_latest_window),
     "ChunkedKVCache": CacheClass(kind=lambda *_: StateLayer(_read_chunk, _write_chunk)),
-    "ArraysCache": CacheClass(kind=_array_layer, remember=_remember_arrays),
+    "ArraysCache": CacheClass(
+        kind=lambda *_: StateLayer(lambda cache: State(tuple(cache.cache)), _write_arrays),
+        remember=_remember_arrays,
+    ),
     "PoolingCache": CacheClass(
         kind=_state_of(("buf_kv", "buf_gate", "pooled"), ("remainder",)),
         growth=_grow_with_pools,

@@ -106,7 +106,6 @@ class CacheLayout:
         """Return a block with its windows, lazily copied from caches that still hold them.
 
         Args:
-            block: Perhaps without windows.
             start: Its first position.
         """
         stop = start + block.tokens
@@ -153,7 +152,6 @@ class CacheLayout:
         Args:
             caches: Of the same network. They do not write to arrays shared with the store.
             path: The pieces of the prefix; `usable` has found it restorable.
-            length: Tokens of the prefix.
             capacity: Tokens to allocate room for.
         """
         blocks = [block for piece in path for block in piece.blocks()]

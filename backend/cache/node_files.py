@@ -74,7 +74,9 @@ def write_node(
     file: BinaryIO, fingerprint: str, key: TokenKey, start: int, segment: PlainSegment
 ) -> None:
     """Write a node."""
-    buffers = [memoryview(key.packed), *(_bytes(array) for array in segment.arrays)]
+    buffers = [memoryview(key.packed)]
+    # An empty one cannot be cast.
+    buffers += [a.data.cast("B") if a.data.nbytes else memoryview(b"") for a in segment.arrays]
     about = {
         "start": start,
         "outline": segment.outline,
@@ -169,10 +171,6 @@ def _read(file: BinaryIO, size: int) -> memoryview:
     if file.readinto(buffer) != size:  # type: ignore[attr-defined]  # missing in typeshed's BinaryIO
         raise DamagedFileError("it is cut off")
     return memoryview(buffer)
-
-
-def _bytes(array: PlainArray) -> memoryview:
-    return array.data.cast("B") if array.data.nbytes else memoryview(b"")
 
 
 def _checksum(text: str, buffers: Sequence[memoryview]) -> str:
@@ -355,17 +353,12 @@ class CacheFolder:
 def _folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
     descriptor = os.open(path, _OPEN_FOLDER, dir_fd=inside)
     try:
-        if inside is None:
-            _require_own(path, os.fstat(descriptor))
+        # The files become state of the model.
+        if inside is None and others_may_write(os.fstat(descriptor)):
+            raise ForeignFileError(f"{path} is another user's, or others can write to it")
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _require_own(path: str | Path, status: os.stat_result) -> None:
-    """Refuse a folder in which another user can write: its files become state of the model."""
-    if others_may_write(status):
-        raise ForeignFileError(f"{path} is another user's, or others can write to it")
 
 
 @contextmanager

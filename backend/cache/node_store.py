@@ -193,7 +193,6 @@ class NodeStore:
 
         Args:
             windows_from: The first position whose windows `refill` has.
-            refill: Returns a block with its windows.
         """
         found = self.tree.match(key)
         for node in found.nodes:
@@ -469,12 +468,9 @@ class NodeStore:
         self.unsaved.discard(leaf)
         self.evictions += 1
         if parent is not None and not parent.is_linked:
-            self._note_join(parent)
-
-    def _note_join(self, upper: SegmentNode) -> None:
-        """Record that a node has become a part of its only child."""
-        self.unsaved.join(upper, self.tree.match(upper.key).nodes[-1])
-        self._empty(upper)
+            # It has become a part of its only child.
+            self.unsaved.join(parent, self.tree.match(parent.key).nodes[-1])
+            self._empty(parent)
 
 
 def _refilled(node: SegmentNode, first: int, refill: Refill) -> dict[SegmentNode, Segment]:

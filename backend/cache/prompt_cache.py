@@ -136,7 +136,9 @@ class EvictedPrefixes:
         known.start, known.is_gone = start, True
         self._known[digest] = known
         if len(self._known) > MAX_KNOWN:
-            self._forget_one()
+            # The oldest, one that nobody has wanted again if there is one.
+            unwanted = (digest for digest, each in self._known.items() if not each.times)
+            del self._known[next(unwanted, next(iter(self._known)))]
 
     def note_prompt(self, key: TokenKey, stored: int) -> None:
         """Count what a prompt has of evicted prefixes; its first `stored` tokens are there."""
@@ -169,11 +171,6 @@ class EvictedPrefixes:
             for each in ranked[:_TOLD]
         )
 
-    def _forget_one(self) -> None:
-        """Forget the oldest, one that nobody has wanted again if there is one."""
-        unwanted = (digest for digest, each in self._known.items() if not each.times)
-        del self._known[next(unwanted, next(iter(self._known)))]
-
 
 @dataclass(slots=True)
 class _Span:
@@ -187,11 +184,6 @@ class ReuseHistory:
     """Counts lookups by spans of five minutes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start empty.
-
-        Args:
-            clock: In seconds.
-        """
         self._clock = clock
         self._spans: deque[_Span] = deque(maxlen=MAX_SPANS)
 
@@ -227,7 +219,6 @@ def list_prefixes(
     """Return the nodes that would go last, with all that they go on from.
 
     Args:
-        nodes: The nodes; looked at once each.
         request: How many are listed, and how much of them.
         has_disk: Whether nodes that somebody else holds as well are on disk.
     """
@@ -322,7 +313,6 @@ class PromptCache:
             usable: Returns the length of the prefix that a path can restore, up to a limit.
             on_evict: Receives the evicted nodes that are not on disk.
             forecast: The likelihood of requests; `None` learns it from past ones.
-            max_arrays: The maximum number of arrays.
         """
         self._usable = usable
         self._on_evict = on_evict
@@ -363,7 +353,7 @@ class PromptCache:
         self._require_owner()
         self._prompts[owner] = key
         found = self.nodes.tree.match(key)
-        path = tuple(Piece(node.value, tokens) for node, tokens in found.spans())
+        path = _pieces(found)
         length = self._usable(path, len(key) - 1)
         beyond, place = _tokens_beyond(found)
         in_reply = place is Place.REPLY
@@ -433,8 +423,7 @@ class PromptCache:
     def path(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the stored path of `key`, from its first token on."""
         self._require_owner()
-        found = self.nodes.tree.match(key)
-        return tuple(Piece(node.value, tokens) for node, tokens in found.spans())
+        return _pieces(self.nodes.tree.match(key))
 
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state after the last token of `key` is stored."""
@@ -468,7 +457,8 @@ class PromptCache:
         """
         self._require_owner()
         is_new = self.stored(key) < len(key)
-        is_awaited = is_saved or self._is_awaited(key, owner)
+        others = (prompt for name, prompt in self._prompts.items() if name != owner)
+        is_awaited = is_saved or any(each.packed.startswith(key.packed) for each in others)
         node = self.nodes.insert(key, start, segment, place, is_awaited=is_awaited)
         if node is not None and is_new:
             node.is_once = owner in self._once
@@ -484,7 +474,6 @@ class PromptCache:
 
         Args:
             windows_from: The first position whose windows `refill` has.
-            refill: Returns a block with its windows.
         """
         self._require_owner()
         self.nodes.refill(key, windows_from, refill)
@@ -571,11 +560,6 @@ class PromptCache:
         self._require_owner()
         self.nodes.check()
 
-    def _is_awaited(self, key: TokenKey, owner: str | None) -> bool:
-        """Tell whether the prompt of another present request begins with a prefix."""
-        others = (prompt for name, prompt in self._prompts.items() if name != owner)
-        return any(prompt.packed.startswith(key.packed) for prompt in others)
-
     def _settle(self) -> None:
         """Compute cut arrays, so that they keep no others alive, and pass evicted nodes on."""
         self.nodes.shrink()
@@ -588,6 +572,10 @@ class PromptCache:
     def _require_owner(self) -> None:
         if threading.get_ident() != self._owner:
             raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
+
+
+def _pieces(found: Match[Segment]) -> tuple[Piece, ...]:
+    return tuple(Piece(node.value, tokens) for node, tokens in found.spans())
 
 
 def _kind_of(found: Match[Segment], key: TokenKey) -> HitKind:

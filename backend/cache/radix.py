@@ -271,6 +271,9 @@ class RadixTree(Generic[V]):
 
     A lookup makes one comparison for each node on its path. Only the iterators and `check` visit
     more than one path, and nothing recurses.
+
+    Attributes:
+        tokens: Stored ones, shared ones once.
     """
 
     def __init__(self) -> None:
@@ -278,15 +281,10 @@ class RadixTree(Generic[V]):
         self._ordinary: RecencyList[Node[V]] = RecencyList()
         self._pinned: RecencyList[Node[V]] = RecencyList()
         self._size = 0
-        self._tokens = 0
+        self.tokens = 0
 
     def __len__(self) -> int:
         return self._size
-
-    @property
-    def tokens(self) -> int:
-        """Tokens stored, shared ones once."""
-        return self._tokens
 
     def match(self, key: TokenKey) -> Match[V]:
         """Find the longest prefix of `key`; changes neither shape nor order."""
@@ -319,7 +317,7 @@ class RadixTree(Generic[V]):
         self._siblings(node)[node.label[0]] = node
         self._make_newest(node)
         self._size += 1
-        self._tokens += len(node.label)
+        self.tokens += len(node.label)
         return node
 
     def split_at(self, node: Node[V], at: int) -> Node[V]:
@@ -360,14 +358,22 @@ class RadixTree(Generic[V]):
         self._require(node)
         if not node.is_pin:
             node.is_pin = True
-            self._add_pin(node)
+            for member in node.lineage():
+                member.pins += 1
+                if member.pins > 1:
+                    break
         self._make_newest(node)
 
     def unpin(self, node: Node[V]) -> None:
         """Undo `pin`; nodes without another pin become ordinary, and the most recent."""
-        if node.is_pin:
-            node.is_pin = False
-            self._drop_pin(node)
+        if not node.is_pin:
+            return
+        node.is_pin = False
+        for member in node.lineage():
+            member.pins -= 1
+            if member.is_pinned:
+                return
+            self._ordinary.append(member)
 
     def by_recency(self) -> Iterator[Node[V]]:
         """Yield all nodes in eviction order; the tree must not change meanwhile."""
@@ -398,7 +404,7 @@ class RadixTree(Generic[V]):
         del self._siblings(leaf)[leaf.label[0]]
         leaf.unlink()
         self._size -= 1
-        self._tokens -= len(leaf.label)
+        self.tokens -= len(leaf.label)
         if leaf.parent is not None and leaf.parent not in skip:
             self._join(leaf.parent)
         return leaf.value
@@ -416,9 +422,10 @@ class RadixTree(Generic[V]):
         nodes = list(self.walk())
         for node in nodes:
             self._check_place(node)
-            self._check_pins(node)
+            if node.pins != node.is_pin + sum(child.is_pinned for child in node.children.values()):
+                raise AssertionError("the pins of a node are miscounted")
         self._check_order(set(nodes))
-        if (self._size, self._tokens) != (len(nodes), sum(len(node.label) for node in nodes)):
+        if (self._size, self.tokens) != (len(nodes), sum(len(node.label) for node in nodes)):
             raise AssertionError("nodes or tokens are miscounted")
 
     def _require(self, node: Node[V]) -> None:
@@ -431,19 +438,6 @@ class RadixTree(Generic[V]):
     def _make_newest(self, node: Node[V]) -> None:
         for member in node.lineage():
             (self._pinned if member.is_pinned else self._ordinary).append(member)
-
-    def _add_pin(self, node: Node[V]) -> None:
-        for member in node.lineage():
-            member.pins += 1
-            if member.pins > 1:
-                return
-
-    def _drop_pin(self, node: Node[V]) -> None:
-        for member in node.lineage():
-            member.pins -= 1
-            if member.is_pinned:
-                return
-            self._ordinary.append(member)
 
     def _join(self, upper: Node[V]) -> None:
         """Replace `upper` by its only child, if it has just one and values allow it."""
@@ -469,10 +463,6 @@ class RadixTree(Generic[V]):
             raise AssertionError("a node is not where its first token says")
         if node.start != (0 if node.parent is None else node.parent.end):
             raise AssertionError("a node does not start where its parent ends")
-
-    def _check_pins(self, node: Node[V]) -> None:
-        if node.pins != node.is_pin + sum(child.is_pinned for child in node.children.values()):
-            raise AssertionError("the pins of a node are miscounted")
 
     def _check_order(self, nodes: set[Node[V]]) -> None:
         order = [*self._ordinary, *self._pinned]
