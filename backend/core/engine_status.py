@@ -88,7 +88,6 @@ class BackendStatus:
         wanted_bytes: Needed on top by requests that wait or grow.
         cached_bytes: Prompt cache not in use by a running request.
         budget_bytes: Limit for requests and prompt cache.
-        is_own: Whether it is this backend.
     """
 
     process_id: int

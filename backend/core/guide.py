@@ -83,7 +83,6 @@ class ReplyRule:
         tools: Tools that may be called, whose arguments follow their schemas.
         must_call: Whether the reply has to be calls; otherwise they may be in place of an answer
             with a `text`, or among any other text.
-        most_calls: Maximum number of calls.
         marks: The texts in which the checkpoint's own format may differ from others of its name.
         thought: The thoughts before the reply; `None` for a model without.
     """
@@ -117,7 +116,6 @@ class GrammarParts:
 
     Attributes:
         rules: Its sources: the start, then the definitions; empty allows any text.
-        budget: The thinking budget, if any.
     """
 
     rules: tuple[str, ...] = ()

@@ -35,7 +35,6 @@ class ModelCard:
         name: The host's name for it, which requests carry.
         context_length: Limit of prompt plus reply, in tokens; `None` when the model sets none.
         vocab_size: Width of the logits: token ids are below it.
-        weights_bytes: Size of the weights in memory.
         attention_spans: Lengths of its attention windows and blocks, in tokens.
         batches: Whether several requests may be decoded together.
         reuse: Where a stored prefix can be reused.
@@ -44,7 +43,6 @@ class ModelCard:
         refused_media: Kinds of media that the model supports but this backend refuses, each with
             the reason.
         single_media: Kinds limited to one per prompt, each with the reason.
-        reranker: The reranker family that it belongs to, if any.
         decisions: How it answers questions, if it is a decision model.
         tagging: How a token classifier finds entities.
         draft_model: Directory of its draft model; empty for none.

@@ -32,7 +32,6 @@ class StoredPrefix:
         worth: Tokens that it is expected to save, per MiB; for an inner node, the best below it.
         is_pinned: Whether it is evicted last, because a system prompt ends here or below.
         is_in_use: Whether a running request builds on it.
-        is_on_disk: Whether it is also stored on disk.
         has_state: Whether the recurrent layers' state at its end is stored.
         head: Keys of its first tokens, as many as were requested.
         words: Their text, as far as it may be read; always empty in the engine.

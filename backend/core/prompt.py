@@ -195,8 +195,6 @@ class MediaSpan:
     """Tokens of a prompt that stand for an image, a sound or a video.
 
     Attributes:
-        start: Position of the first token.
-        stop: Position after the last token.
         inputs: NumPy arrays for the model's tower, by mlx-vlm's names.
     """
 

@@ -46,7 +46,6 @@ class Embedding(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
     Attributes:
         data: The vectors, concatenated, in this machine's byte order.
-        dim: Length of a vector.
         is_pooled: Whether there is one vector for all tokens rather than one per token.
     """
 

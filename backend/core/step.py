@@ -147,7 +147,6 @@ class Steps(Struct, array_like=True):
     They happened in the order of the attributes. Who holds one may extend it.
 
     Attributes:
-        prefill: The end of the prefill, if it was among them.
         token_ids: [N] the tokens.
         logprobs: [N] of each token, or none if the request has none.
         finish_reason: Of the last token, if it ends the request.

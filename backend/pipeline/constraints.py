@@ -45,13 +45,13 @@ class Constraints:
 
         They mean what the grammar means: types are spelled as in JSON, and there is no `allOf`.
         """
-        return dict(map(self._schema, tools))
+        return {tool.name: self._schema(tool) for tool in tools}
 
-    def _schema(self, tool: Tool) -> tuple[str, Mapping[str, JsonValue]]:
+    def _schema(self, tool: Tool) -> Mapping[str, JsonValue]:
         try:
-            return tool.name, self._parameters.of(tool).schema
+            return self._parameters.of(tool).schema
         except GrammarError:
-            return tool.name, tool.parameters
+            return tool.parameters
 
     def guide(self, call: GenerationCall, prompt: Prompt) -> Guide | None:
         """Return what guides the reply, or `None` if it is free.

@@ -236,7 +236,6 @@ def entities_of(
     unless the later one starts a new entity; labels are BIO, BIOES, or bare groups.
 
     Args:
-        tokens: Its tokens, in order.
         labels: One per token.
         by_word: Whether tokens of one word belong together; else each counts as a word.
     """

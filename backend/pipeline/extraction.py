@@ -114,14 +114,11 @@ def _words(text: str, schema: _Schema, model: ServedModel) -> list[_Word]:
             require_caller()
         word = match.group()[: MAX_CHARS_PER_TOKEN * room].lower()
         if word not in known:
-            known[word] = _tokens(word, model)[:room]
+            unknown = [model.tokenizer.hf.unk_token_id]
+            token_ids = model.tokenizer.encode(word, adds_special=False) or unknown
+            known[word] = token_ids[:room]
         words.append(_Word(match.start(), match.end(), known[word]))
     return words
-
-
-def _tokens(word: str, model: ServedModel) -> Sequence[int]:
-    unknown: int = model.tokenizer.hf.unk_token_id
-    return model.tokenizer.encode(word, adds_special=False) or [unknown]
 
 
 async def _spans(

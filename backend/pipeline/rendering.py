@@ -78,7 +78,6 @@ class MediaPrompt:
     Attributes:
         messages: The conversation; empty for a raw prompt.
         prompt: A raw prompt; empty for a conversation.
-        tools: Tools shown to the model.
     """
 
     messages: Sequence[Message]

@@ -30,11 +30,7 @@ class RequestLog:
     _outcome: str = field(default=FinishReason.CANCELLED.value, init=False)
 
     def note(self, steps: Steps, completion_tokens: int, finish: Finish | None) -> Usage:
-        """Record newly arrived steps; return the counts and times so far.
-
-        Args:
-            finish: The end of the reply, if reached.
-        """
+        """Record newly arrived steps; return the counts and times so far."""
         now = time.monotonic()
         if steps.prefill is not None:
             self._note_prefill(steps.prefill, now)

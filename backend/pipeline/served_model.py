@@ -44,7 +44,6 @@ class ServedModel:
     Attributes:
         media: Prepares images, sounds and videos; `None` for a text-only model.
         format: How the model writes thoughts and tool calls.
-        constraints: Builds the grammars of replies.
         guard: Keeps control tokens out of callers' texts.
         placements: Remembers which message has which media.
         transcriptions: Limits concurrent transcriptions, whose recordings are large.

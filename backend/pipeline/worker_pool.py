@@ -3,7 +3,6 @@
 Lanes keep apart light, heavy and media work, and the decoding of requests. In each, callers take
 turns, and the queue is limited in number and bytes. Work whose caller has left is dropped before it
 starts; running work ends at its next `require_caller`.
-
 """
 
 import asyncio
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,13 +29,13 @@ from backend.errors import OverloadedError
 from common.rpc import enter_work, present_peer
 
 
+@dataclass(eq=False, slots=True)
 class Quota:
     """Refuses calls beyond a number of concurrent ones; belongs to one event loop."""
 
-    def __init__(self, limit: int, calls: str) -> None:
-        self._limit = limit
-        self._calls = calls
-        self._taken = 0
+    limit: int
+    calls: str
+    _taken: int = 0
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -44,9 +44,9 @@ class Quota:
         Raises:
             OverloadedError: The limit is reached.
         """
-        if self._taken >= self._limit:
+        if self._taken >= self.limit:
             raise OverloadedError(
-                f"{self._taken} {self._calls} are running, at most {self._limit} may: try later"
+                f"{self._taken} {self.calls} are running, at most {self.limit} may: try later"
             )
         self._taken += 1
         try:
@@ -175,40 +175,30 @@ class Lane:
                 del self._waiting[work.peer]
 
 
+_DECODING = "decoding"
+_THREADS = {"light": LIGHT_THREADS, "heavy": HEAVY_THREADS, "media": MEDIA_THREADS}
+_ALL_THREADS = {**_THREADS, _DECODING: DECODING_THREADS}
+
+
 class _Lanes:
-    """The lanes of one event loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.light = Lane(_new_threads("light", LIGHT_THREADS), LIGHT_THREADS)
-        self.heavy = Lane(_new_threads("heavy", HEAVY_THREADS), HEAVY_THREADS)
-        self.media = Lane(_new_threads("media", MEDIA_THREADS), MEDIA_THREADS)
-        self.decoding = Lane(_new_threads("decoding", DECODING_THREADS), DECODING_THREADS)
-
-    def renew(self) -> None:
-        self.light.move_to(_new_threads("light", LIGHT_THREADS))
-        self.heavy.move_to(_new_threads("heavy", HEAVY_THREADS))
-        self.media.move_to(_new_threads("media", MEDIA_THREADS))
-
-
-class _Pool:
-    """The lanes of the running event loop: a process may have several in succession."""
+    """The lanes of the running event loop, by name: a process may have several in succession."""
 
     def __init__(self) -> None:
-        self._lanes: _Lanes | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lanes: dict[str, Lane] = {}
 
-    def lanes(self) -> _Lanes:
-        loop = asyncio.get_running_loop()
-        if self._lanes is None or self._lanes.loop is not loop:
-            self._lanes = _Lanes(loop)
-        return self._lanes
+    def __getitem__(self, name: str) -> Lane:
+        if self._loop is not (loop := asyncio.get_running_loop()):
+            self._loop = loop
+            self._lanes = {n: Lane(_new_threads(n, c), c) for n, c in _ALL_THREADS.items()}
+        return self._lanes[name]
 
 
 def _new_threads(name: str, count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix=name)
 
 
-_pool = _Pool()
+_lanes = _Lanes()
 
 
 async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool = False) -> Result:
@@ -221,14 +211,13 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
     Raises:
         OverloadedError: The queue is full.
     """
-    lanes = _pool.lanes()
-    by_size = lanes.light if size_bytes <= LIGHT_WORK_BYTES else lanes.heavy
-    return await (lanes.media if reads_media else by_size).run(work, size_bytes)
+    by_size = "light" if size_bytes <= LIGHT_WORK_BYTES else "heavy"
+    return await _lanes["media" if reads_media else by_size].run(work, size_bytes)
 
 
 async def run_decoding(work: Callable[[], Result], *, size_bytes: int) -> Result:
     """Decode a request on the thread for that, as `run` does other work."""
-    return await _pool.lanes().decoding.run(work, size_bytes)
+    return await _lanes[_DECODING].run(work, size_bytes)
 
 
 def renew_threads() -> None:
@@ -237,4 +226,5 @@ def renew_threads() -> None:
     A tokenizer keeps a cache of texts, up to 4 MB, for each thread that used it. Only the end of
     the thread frees it.
     """
-    _pool.lanes().renew()
+    for name, count in _THREADS.items():
+        _lanes[name].move_to(_new_threads(name, count))

@@ -7,7 +7,7 @@ requests are a stream.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -29,29 +29,22 @@ class _Arrival:
     is_given_up: bool = False
 
 
+@dataclass(kw_only=True)
 class ArrivalInterceptor(grpc.aio.ServerInterceptor):
-    """Bounds the requests that are arriving; belongs to one event loop."""
+    """Bounds the requests that are arriving; belongs to one event loop.
 
-    def __init__(
-        self,
-        *,
-        most: int = MAX_ARRIVING,
-        grace_s: float = ARRIVAL_GRACE_S,
-        timeout_s: float = ARRIVAL_TIMEOUT_S,
-    ) -> None:
-        """Start without calls.
+    Attributes:
+        most: How many requests may take longer than the grace time at once.
+        grace_s: A request has this time in any case, and at most as long again.
+        timeout_s: Time after which a request is given up.
+    """
 
-        Args:
-            most: How many requests may take longer than the grace time at once.
-            grace_s: A request has this time in any case, and at most as long again.
-            timeout_s: Time after which a request is given up.
-        """
-        self._most = most
-        self._grace_s = grace_s
-        self._timeout_s = timeout_s
-        # As a set, in order of their start.
-        self._arrivals: dict[_Arrival, None] = {}
-        self._will_look = False
+    most: int = MAX_ARRIVING
+    grace_s: float = ARRIVAL_GRACE_S
+    timeout_s: float = ARRIVAL_TIMEOUT_S
+    # As a set, in order of their start.
+    _arrivals: dict[_Arrival, None] = field(default_factory=dict)
+    _will_look: bool = False
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -83,14 +76,14 @@ class ArrivalInterceptor(grpc.aio.ServerInterceptor):
     def _look_later(self) -> None:
         if not self._will_look:
             self._will_look = True
-            asyncio.get_running_loop().call_later(self._grace_s, self._look)
+            asyncio.get_running_loop().call_later(self.grace_s, self._look)
 
     def _look(self) -> None:
         """Give up the requests that take too long; the oldest come first."""
         self._will_look = False
         now = asyncio.get_running_loop().time()
         for arrival in list(self._arrivals):
-            limit_s = self._grace_s if len(self._arrivals) > self._most else self._timeout_s
+            limit_s = self.grace_s if len(self._arrivals) > self.most else self.timeout_s
             if now - arrival.since < limit_s:
                 break
             del self._arrivals[arrival]

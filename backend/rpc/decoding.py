@@ -8,6 +8,7 @@ decoded on a thread, one with too many is refused.
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice, repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -165,12 +166,9 @@ def _names(data: bytes, start: int, end: int, descriptor: Descriptor, outer: str
 def _packed(data: bytes, span: Span, number_bytes: int, name: str) -> Iterator[str]:
     for start in range(span.start, span.end, _SLICE_BYTES):
         numbers = data[start : min(span.end, start + _SLICE_BYTES)]
-        count = len(numbers) // number_bytes if number_bytes else _varints(numbers)
-        yield from repeat(name, count // PACKED_PER_FIELD)
-
-
-def _varints(numbers: bytes) -> int:
-    return len(numbers.translate(None, _CONTINUED_BYTES))
+        # The last byte of each number of varying size.
+        ends = numbers if number_bytes else numbers.translate(None, _CONTINUED_BYTES)
+        yield from repeat(name, len(ends) // (number_bytes or 1) // PACKED_PER_FIELD)
 
 
 def find_invalid_utf8(data: bytes, descriptor: Descriptor) -> str | None:
@@ -237,12 +235,12 @@ RECEIVE_LIMIT_BYTES = 2 * MESSAGE_LIMIT_BYTES
 Deserializer: TypeAlias = Callable[[bytes], Message]
 
 
+@dataclass(eq=False, slots=True)
 class Undecoded:
     """Stands in for a request that is not decoded on the event loop."""
 
-    def __init__(self, decode: Deserializer, data: bytes) -> None:
-        self._decode = decode
-        self._data = data
+    _decode: Deserializer
+    _data: bytes
 
     async def decode(self) -> Message:
         """Decode it on a thread, once.

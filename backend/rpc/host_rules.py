@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -111,6 +112,7 @@ def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
     return "" if is_for_calls else grammar
 
 
+@dataclass(slots=True)
 class AnswerlessReply:
     """Gives the last reply of a thought without an answer a newline as content.
 
@@ -119,18 +121,13 @@ class AnswerlessReply:
     nothing.
 
     Attributes:
+        max_tokens: The request's own limit; 0 is none.
         has_answer: Whether there is content or a call; then no more needs to be settled.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        """Start a reply.
-
-        Args:
-            max_tokens: The request's own limit; 0 is none.
-        """
-        self._max_tokens = max_tokens
-        self._has_thought = False
-        self.has_answer = False
+    max_tokens: int
+    has_answer: bool = False
+    _has_thought: bool = False
 
     def settle(self, reply: pb.Reply, *, is_last: bool) -> pb.Reply:
         """Record a reply of the stream, and return it: the last one with content if needed."""
@@ -138,7 +135,7 @@ class AnswerlessReply:
             self._has_thought = self._has_thought or bool(delta.reasoning_content)
             self.has_answer = self.has_answer or bool(delta.content or delta.tool_calls)
         is_retried = self._has_thought and not self.has_answer
-        if is_last and is_retried and not 0 < self._max_tokens <= reply.tokens:
+        if is_last and is_retried and not 0 < self.max_tokens <= reply.tokens:
             reply.chat_deltas.append(pb.ChatDelta(content="\n"))
             reply.message = b"\n"
         return reply

@@ -1,6 +1,8 @@
 """Prometheus metrics over HTTP, from the engine's snapshot. Needs the extra `metrics`."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -33,25 +35,38 @@ class MetricsServer(HttpServer):
         super().__init__(address, make_wsgi_app(registry), "metrics")
 
 
+@dataclass(frozen=True, slots=True)
 class EngineCollector:
     """Turns the latest snapshot into metrics at each scrape."""
 
-    def __init__(self, engine: ObservedEngine) -> None:
-        self._engine = engine
+    engine: ObservedEngine
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics of one snapshot."""
-        status, model = self._engine.status(), self._engine.model
-        yield _state(status)
+        status, model = self.engine.status(), self.engine.model
+        states = {state.value: state is status.state for state in EngineState}
+        yield _gauge("state", "What the engine is doing: 1 for that state", "state", states)
         if model is not None:
             facts = {"name": model.card.name, "type": model.card.model_type}
             yield InfoMetricFamily("mlx_backend_model", "The loaded model", facts)
-        yield _memory(status)
+        memory = status.memory_bytes
+        yield _gauge("memory_bytes", "Memory by part; parts overlap", "part", memory)
         yield from _machine(status)
-        yield _requests(status)
-        yield _processes(status)
+        found = Counter(request.phase for request in status.requests)
+        phases = {phase.value: found[phase] for phase in RequestPhase}
+        yield _gauge("requests", "Requests by phase", "phase", phases)
+        resident = {process.role: process.resident_bytes for process in status.processes}
+        yield _gauge("process_resident_bytes", "Physical memory by process", "role", resident)
         for name, metric in METRICS.items():
             yield _family(name, metric, status.metrics)
+
+
+def _gauge(name: str, words: str, label: str, values: Values) -> Family:
+    """Return a number for each value of a label."""
+    family = GaugeMetricFamily(f"mlx_backend_{name}", words, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
 
 
 def _family(name: str, metric: Metric, values: Values) -> Family:
@@ -61,33 +76,6 @@ def _family(name: str, metric: Metric, values: Values) -> Family:
     family = kind(exported, metric.help, labels=labels)
     for key, label in metric.keys(name).items():
         family.add_metric([label] if labels else [], values.get(key, 0))
-    return family
-
-
-def _processes(status: EngineStatus) -> Family:
-    resident = GaugeMetricFamily(
-        "mlx_backend_process_resident_bytes", "Physical memory by process", labels=["role"]
-    )
-    for process in status.processes:
-        resident.add_metric([process.role], process.resident_bytes)
-    return resident
-
-
-def _state(status: EngineStatus) -> Family:
-    family = GaugeMetricFamily(
-        "mlx_backend_state", "What the engine is doing: 1 for that state", labels=["state"]
-    )
-    for state in EngineState:
-        family.add_metric([state.value], state is status.state)
-    return family
-
-
-def _memory(status: EngineStatus) -> Family:
-    family = GaugeMetricFamily(
-        "mlx_backend_memory_bytes", "Memory by part; parts overlap", labels=["part"]
-    )
-    for part, size in status.memory_bytes.items():
-        family.add_metric([part], size)
     return family
 
 
@@ -102,11 +90,3 @@ def _machine(status: EngineStatus) -> Iterator[Family]:
         f"{prefix}_claimed_bytes", "What their weights and budgets take", machine.claimed_bytes
     )
     yield GaugeMetricFamily(f"{prefix}_backends", "Backends of it", len(machine.backends))
-
-
-def _requests(status: EngineStatus) -> Family:
-    family = GaugeMetricFamily("mlx_backend_requests", "Requests by phase", labels=["phase"])
-    phases = [request.phase for request in status.requests]
-    for phase in RequestPhase:
-        family.add_metric([phase.value], phases.count(phase))
-    return family

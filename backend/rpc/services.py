@@ -98,11 +98,7 @@ class InspectorServicer(backend_pb2_grpc.InspectorServicer):
 async def inspect_prompt_cache(
     engine: ServedEngine, request: pb.InspectPromptCacheRequest, *, may_read: bool
 ) -> pb.InspectPromptCacheReply:
-    """Return the nodes of the prompt cache.
-
-    Args:
-        may_read: Whether the caller may read prompts.
-    """
+    """Return the nodes of the prompt cache."""
     call = listing_call(request, may_read=may_read)
     if (model := engine.model) is None:
         raise ModelNotLoadedError
