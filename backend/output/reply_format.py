@@ -9,6 +9,9 @@ from backend.core.guide import ThoughtTexts
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.registry import TURN_STARTS
 
+# The model's name in headers that a template may leave open.
+_MODEL = "assistant"
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
@@ -47,6 +50,13 @@ def opens_in_reasoning(output_format: OutputFormat, prompt_tail: str) -> bool:
         return prompt_tail.rstrip().endswith(starts)
     turn = prompt_tail[turn_start:]
     return _last(starts, turn) > _last(output_format.reasoning.ends, turn)
+
+
+def opens_in_header(prompt_tail: str) -> bool:
+    """Tell whether the prompt ends at the model's name, so that the reply ends the line of it."""
+    turn_start = max(TURN_STARTS, key=prompt_tail.rfind)
+    _, found, header = prompt_tail.rpartition(turn_start)
+    return bool(found) and header in ("", _MODEL)
 
 
 def opens_after_thought(output_format: OutputFormat, prompt_tail: str) -> bool:

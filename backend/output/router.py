@@ -14,7 +14,7 @@ from backend.output.readers.build import make_reader
 from backend.output.readers.reader import CallLedger, Reader, ReaderContext, ReaderOutput, ids_of
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.repair import RepairReader
-from backend.output.reply_format import OutputFormat, opens_in_reasoning
+from backend.output.reply_format import OutputFormat, opens_in_header, opens_in_reasoning
 from backend.output.tag_repair import goes_on_as_call, markup_of, offered_name
 from backend.output.text import (
     SENTENCE_ENDS,
@@ -204,7 +204,8 @@ class Router:
         self._scanner = Scanner(_automaton(self._markers()))
         self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
-        self._segment: Segment = ThoughtText() if self._in_thought else FirstText()
+        first: Segment = TextAfterThought() if opens_in_header(prompt_tail) else FirstText()
+        self._segment = ThoughtText() if self._in_thought else first
         self._code = CodeTracker()
         self._json = JsonText()
         # Content that the two have not read: only marks and quotations ask them.
@@ -212,6 +213,7 @@ class Router:
         self._stray = StrayMark()
         self._last_char = ""
         self._follows_frame = False
+        self._is_framed = False
         self._quotes_thoughts = False
         self._quotation: _Quotation | None = None
         self._quoting_fence = 0
@@ -320,8 +322,9 @@ class Router:
             return
         if truncated:
             # What follows a stray mark is the beginning of another one, or of text around it.
-            self._stray.drop()
             rest = self._without_begun_marker(rest)
+        if truncated or self._is_framed:
+            self._stray.drop()
         self._emit(rest)
         self._send(self._segment.pass_text(self._stray.pass_last()))
         self._send(self._segment.pass_last())
@@ -370,7 +373,7 @@ class Router:
         if self._json.is_in_string and not self._in_thought:
             self._emit(marker)
         elif self._is_in_code(marker):
-            self._quote(marker)
+            self._enter_in_code(marker)
         elif marker in reasoning.ends:
             self._enter_end(marker)
         elif marker in (*reasoning.starts, *reasoning.later_starts):
@@ -386,8 +389,19 @@ class Router:
         else:
             self._open_block(marker)
 
+    def _enter_in_code(self, marker: str) -> None:
+        """Treat a marker in code as text, unless it may be the last one of an answer in a frame."""
+        if self._is_framed and marker in (
+            *self._format.reasoning.ends,
+            *self._format.reasoning.frames,
+        ):
+            self._stray.add(marker, may_end_line=False)
+        else:
+            self._quote(marker)
+
     def _enter_end(self, marker: str) -> None:
         if self._in_thought or self._segment.is_blank:
+            self._is_framed |= marker == self._format.reasoning.answer
             self._end_thought()
         elif self._quotes_thoughts:
             self._emit(marker)
@@ -410,8 +424,10 @@ class Router:
                 self._emit(marker)
         elif not self._segment.is_blank:
             self._hold_stray(marker)
-        elif isinstance(self._segment, FirstText):
-            self._begin(TextAfterThought())
+        else:
+            self._is_framed = True
+            if isinstance(self._segment, FirstText):
+                self._begin(TextAfterThought())
 
     def _hold_stray(self, marker: str) -> None:
         """Hold back a mark that ends content, unless it is a word of a sentence.
@@ -425,7 +441,12 @@ class Router:
 
     def _hold(self, marker: str) -> None:
         self._settle()
-        self._stray.add(marker, begins_line=self._code.begins_line)
+        self._stray.add(marker, may_end_line=self._may_end_line)
+
+    @property
+    def _may_end_line(self) -> bool:
+        """Whether a mark here is no word of its line: alone on it so far, or glued to its text."""
+        return self._code.begins_line or not self._last_char.isspace()
 
     def _emit_marker(self, text: str) -> None:
         """Treat text as such, unless it is a marker of calls that may end its line.
@@ -437,7 +458,7 @@ class Router:
         is_stray = text in self._format.tools.strays and not is_quoted
         may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in STOPS
         if is_stray and (self._stray.text or may_end):
-            self._stray.add(text, begins_line=may_end)
+            self._stray.add(text, may_end_line=may_end)
         else:
             self._emit(text)
 

@@ -382,25 +382,25 @@ class TextAfterCall(Segment):
 class StrayMark:
     """Marks held back, with the whitespace after them, until the next text decides.
 
-    Text on the same line makes them text, and so does the end of the reply after other words in
-    their line. Alone on a line, and before another part of the reply, they are markup, of which
-    only the whitespace remains.
+    Text on the same line makes them text, and so does the end of the reply after a space. Alone
+    on a line, glued to the text before them, and before another part of the reply, they are
+    markup, of which only the whitespace remains.
     """
 
     def __init__(self) -> None:
         self.marks = ""
         self._space = ""
-        self._begins_line = False
+        self._may_end_line = False
 
     @property
     def text(self) -> str:
         """All text held back."""
         return self.marks + self._space
 
-    def add(self, mark: str, *, begins_line: bool) -> None:
-        """Hold back a mark; `begins_line` says that only whitespace precedes it in its line."""
+    def add(self, mark: str, *, may_end_line: bool) -> None:
+        """Hold back a mark; `may_end_line` says that it is alone on its line, or glued to it."""
         if not self.marks:
-            self._begins_line = begins_line
+            self._may_end_line = may_end_line
         self.marks = self.text + mark
         self._space = ""
 
@@ -408,18 +408,18 @@ class StrayMark:
         """Return the text that may pass: all of it without a mark."""
         if not self.marks:
             return text
-        words = text.lstrip(" \t" if self._begins_line else None)
+        words = text.lstrip(" \t" if self._may_end_line else None)
         if not words:
             self._space += text
             return ""
-        if self._begins_line and words.startswith("\n"):
+        if self._may_end_line and words.startswith("\n"):
             return self.drop() + text
         passing, self.marks, self._space = self.text + text, "", ""
         return passing
 
     def pass_last(self) -> str:
         """Return the text that passes at the end of the reply."""
-        if self._begins_line:
+        if self._may_end_line:
             return self.drop()
         passing, self.marks, self._space = self.text, "", ""
         return passing

@@ -119,6 +119,56 @@ def test_a_mark_alone_on_its_line_is_not_shown():
     assert played("hermes_json", "think", "Hi.</think>\n").content == "Hi.\n"
 
 
+FRAMED = {
+    "cohere": ("cohere_think", "<|START_RESPONSE|>{}<|END_RESPONSE|>"),
+    "json_list": ("hunyuan_answer", "<answer>\n{}\n</answer>"),
+    "granite": ("granite_text", "<think>R</think><response>{}</response>"),
+    "kimi_k3": (
+        "xtml_think",
+        "<|open|>response<|sep|>{}<|close|>response<|sep|><|close|>message<|sep|>",
+    ),
+    "inkling": ("inkling_thinking", "<|content_text|>{}<|end_message|>"),
+    "solar_open": ("solar_think", "<|think|>R<|end|><|begin|>assistant<|content|>{}<|end|>"),
+    "hermes_json": ("think", "<think>R</think>{}</think>\n"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMED)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("**b**", '"q"', "`c`", "```py\nx = 1\n```", "a 🎉", "as follows:", "x, y,", "“q”", "5 %"),
+        *("$x$", "a -", "Hi.", "1", "_i_", "| a |", "- *x*", "{}"),
+    ],
+)
+def test_the_end_of_an_answer_is_not_shown_whatever_the_answer_ends_with(name, answer):
+    reasoning, frame = FRAMED[name]
+    reply = played(name, reasoning, frame.format(answer))
+    assert reply.content.rstrip("\n") == answer
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FRAMED if name not in ("solar_open", "hermes_json")]
+)
+@pytest.mark.parametrize("answer", ["> q", "Press the ` key", "```py\nx = 1", "So:\n\n    make"])
+def test_the_end_of_an_answer_in_a_frame_is_not_shown_after_code_without_an_end(name, answer):
+    reasoning, frame = FRAMED[name]
+    assert played(name, reasoning, frame.format(answer)).content == answer
+
+
+def test_a_mark_inside_the_code_of_an_answer_in_a_frame_is_text():
+    code = "So:\n\n```\nend with <|END_RESPONSE|>, or\n<|END_RESPONSE|> alone\n```\nBye `</x>`"
+    frame = "<|START_RESPONSE|>{}<|END_RESPONSE|>"
+    assert played("cohere", "cohere_think", frame.format(code)).content == code
+
+
+def test_a_space_before_the_end_of_an_answer_is_kept():
+    text = "<|START_RESPONSE|>So be it. <|END_RESPONSE|>"
+    assert played("cohere", "cohere_think", text).content == "So be it. "
+    unframed = "The mark is <|END_RESPONSE|>"
+    assert played("cohere", "cohere_think", unframed).content == unframed
+
+
 def test_a_thought_may_follow_a_call_or_a_frame():
     call = '<tool_call>{"name": "w", "arguments": {}}</tool_call>'
     reply = played("hermes_json", "think", f"So.\n{call}\n<think>hm</think>\nOk.")

@@ -63,6 +63,21 @@ def test_plain_text_passes_without_delay(output_format):
         assert router.feed(piece) == [ContentDelta(piece)]
 
 
+@pytest.mark.parametrize(
+    ("tail", "content"),
+    [
+        ("<|assistant|>", "Hi"),
+        ("<|im_start|>assistant", "Hi"),
+        ("<|im_start|>assistant\n", "\nHi"),
+        ("<|im_start|>assistant\nSo", "\nHi"),
+        ("<|im_start|>So", "\nHi"),
+        ("", "\nHi"),
+    ],
+)
+def test_a_reply_ends_the_line_that_the_prompt_leaves_open(tail, content):
+    assert folded(run("\nHi", make_router(prompt_tail=tail)))[0] == content
+
+
 def test_text_is_held_only_while_it_may_become_a_marker():
     router = make_router()
     assert router.feed("a <thi") == [ContentDelta("a ")]

@@ -452,7 +452,8 @@ class TaggedReader(_TagLookahead):
         position = after_space(self._buffer, end) if end >= 0 else end
         if position < 0:
             return position
-        return self._any_at(position, (self._context.opener, *self._dialect.block_ends))
+        next_call = either(self._next_call_at(position).end, self._damaged_call_at(position))
+        return either(self._block_end_at(position), next_call)
 
     def _closer_at(self, start: int) -> int:
         line = start + self._buffer.startswith("\n", start)
