@@ -1,6 +1,7 @@
 """Reads a block of calls with its dialect's reader, and rereads it for repair if that fails."""
 
 import logging
+import re
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -11,6 +12,13 @@ from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat
 from backend.output.readers.build import make_reader
+from backend.output.readers.patterns import (
+    MAX_SPACE_CHARS,
+    Piece,
+    choice,
+    sequence,
+    spaced,
+)
 from backend.output.readers.reader import CallLedger, Reader, ReaderContext, ReaderOutput, ids_of
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.repair import RepairReader
@@ -36,8 +44,28 @@ _BEFORE_NAME = "="
 _MAX_CHARS = 400
 
 
+@lru_cache
+def _empty_block(tool_format: ToolFormat, opener: str) -> Piece | None:
+    """Return the rest of a block without calls, which says that there are none.
+
+    It begins with an empty list, or has nothing between markers that are special tokens.
+    """
+    if opener not in tool_format.openers:
+        return None
+    brackets = ("]",) if opener.endswith("[") else ("[]", "{}")
+    empty = choice(*(sequence(*map(spaced, pair)) for pair in brackets))
+    readings = (each for each in tool_format.readings if opener in (each.openers or (opener,)))
+    ends = {end for each in readings for end in (each.end, *each.other_ends)} & tool_format.strays
+    is_special = opener in tool_format.strays
+    return choice(empty, *map(spaced, sorted(ends))) if is_special else empty
+
+
 class _Block:
-    """Reads from an opener to the end of its calls; a damaged block is reread."""
+    """Reads from an opener to the end of its calls; a damaged block is reread.
+
+    Attributes:
+        is_empty: Whether the block says that there are no calls.
+    """
 
     def __init__(
         self,
@@ -52,16 +80,33 @@ class _Block:
         self._calls_before = len(context.calls.completed)
         self._is_certain = False
         self.is_repaired = False
+        is_text = context.in_thought or context.in_prose
+        self._empty = None if is_text else _empty_block(tool_format, context.opener)
+        self._waiting = ""
+        self.is_empty = False
 
     @property
     def held(self) -> str:
-        return self._reader.held
+        return self._reader.held + self._waiting
 
     @property
     def is_mid_call(self) -> bool:
         return self._reader.is_mid_call
 
     def feed(self, text: str) -> ReaderOutput:
+        if self._empty is None:
+            return self._feed(text)
+        text = self._waiting + text
+        if found := re.compile(self._empty.whole).match(text):
+            self.is_empty = True
+            return ReaderOutput(rest=text[found.end() :])
+        if len(text) < MAX_SPACE_CHARS and re.compile(self._empty.begun).fullmatch(text):
+            self._waiting = text
+            return ReaderOutput()
+        self._empty, self._waiting = None, ""
+        return self._feed(text)
+
+    def _feed(self, text: str) -> ReaderOutput:
         if not self.is_repaired:
             self._fed.append(text)
             if self._is_in_sentence():
@@ -75,6 +120,8 @@ class _Block:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply; there may be a rest."""
+        if self._waiting:
+            return self._finish_waiting(truncated=truncated)
         # The repairing reader, which alone has the whole text then, decides for itself.
         if not (truncated or self.is_repaired) and self._is_in_sentence(is_last=True):
             return ReaderOutput(rejected=self.held)
@@ -87,6 +134,14 @@ class _Block:
         # The reader was still following the call: what it held is a piece of the arguments.
         rejected = "" if is_unfinished and self._context.calls.is_open else again.rejected
         return replace(again, deltas=output.deltas + again.deltas, rejected=rejected)
+
+    def _finish_waiting(self, *, truncated: bool) -> ReaderOutput:
+        text, self._waiting, self._empty = self._waiting, "", None
+        output = self._feed(text)
+        if output.rest is not None:
+            return output
+        last = self.finish(truncated=truncated)
+        return replace(last, deltas=output.deltas + last.deltas)
 
     def _is_in_sentence(self, *, is_last: bool = False) -> bool:
         """Tell whether this is an opener in a sentence, with a name but nothing else of a call.
@@ -356,7 +411,7 @@ class Router:
 
     def _apply(self, output: ReaderOutput, block: _Block) -> None:
         self._rest = output.rest or ""
-        if output.deltas:
+        if output.deltas or block.is_empty:
             self._begin(TextAfterCall())
             self._deltas += output.deltas
         self._emit_marker(output.rejected)

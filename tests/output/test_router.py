@@ -383,3 +383,37 @@ def test_newlines_before_the_first_marker_belong_to_it():
     assert folded(run("\n<think>hm</think>\n\nHi")) == ("Hi", "hm", {})
     assert folded(run(f"\n\n{CALL}")) == ("", "", F_CALLED)
     assert folded(run("\n\n")) == ("\n\n", "", {})
+
+
+EMPTY = {
+    "cohere": "<|START_ACTION|>[]<|END_ACTION|>",
+    "nemotron": "<TOOLCALL>[ ]</TOOLCALL>",
+    "json_list": "<tool_calls>\n[]\n</tool_calls>",
+    "hermes_json": "<tool_call>\n{}\n</tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|>\n<|tool_calls_section_end|>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+    "apertus": "<|tools_prefix|>[]<|tools_suffix|>",
+    "pythonic": "<|tool_call_start|>[]<|tool_call_end|>",
+    "gemma4": "<|tool_call><tool_call|>",
+    "granite": "<|tool_call|>[]",
+    "mistral": "[TOOL_CALLS][]",
+    "phi4": "functools[]",
+    "hyperclovax": " -> tool/function_call\n[]",
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), ("Hi.\n", ""), ("", " Bye."), ("Hi.\n", "\nBye.")]
+)
+def test_a_block_without_calls_is_not_shown(name, before, after):
+    text = before + EMPTY[name] + after
+    for chunks in ([text], text):
+        router = make_router(named_format(f"{name}!", "none"))
+        assert folded(run(chunks, router)) == (before + after, "", {})
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_block_without_calls_is_text_within_a_line(name):
+    text = f"Write {EMPTY[name]} if there is nothing."
+    assert folded(run(text, make_router(named_format(f"{name}!", "none"))))[0] == text

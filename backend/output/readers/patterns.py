@@ -88,6 +88,11 @@ def fixed(text: str) -> Piece:
     return Piece(re.escape(text), begun)
 
 
+def spaced(text: str) -> Piece:
+    """Return a piece that matches one text, after whitespace."""
+    return sequence(SPACE, fixed(text))
+
+
 def any_of(chars: str, *, least: int = 1, group: str = "") -> Piece:
     """Return a piece that matches characters of a class, as many as possible."""
     count = "+" if least else "*"
