@@ -59,12 +59,13 @@ log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class SentGrammar:
     """A grammar from rank 0 that is compiled on first use; safe from any thread."""
 
-    parts: GrammarParts
-    workshop: "GrammarWorkshop"
+    def __init__(self, parts: GrammarParts, workshop: "GrammarWorkshop") -> None:
+        # No data class: the codec would send both.
+        self.parts = parts
+        self._workshop = workshop
 
     def matcher(self) -> ReplyMatcher:
         """Return a matcher for one reply.
@@ -72,7 +73,7 @@ class SentGrammar:
         Raises:
             GrammarError: The model cannot follow it.
         """
-        return self.workshop.compile(self.parts).matcher()
+        return self._workshop.compile(self.parts).matcher()
 
 
 class GrammarWorkshop:
