@@ -107,11 +107,11 @@ def be_engine(server_fd: int) -> NoReturn:
     from backend.engine.messages.codec import Channel, Codec
     from backend.engine.messages.protocol import Order
 
-    _index_transformers()
     die_first()
     _leave_signals_to_server()
     server = Channel(socket.socket(fileno=server_fd), Codec(Order))
     try:
+        _import_mlx_lm()
         from backend.cpu.install import install
         from backend.engine.leading.boot import Boot
     except ImportError as error:
@@ -138,16 +138,20 @@ def refuse(server: "Channel", error: BackendError) -> NoReturn:
     sys.exit(1)
 
 
-def _index_transformers() -> None:
-    """Have what is imported next find the classes of transformers in their index."""
-    from backend.model.checkpoint.upstream import index_transformers
+def _import_mlx_lm() -> None:
+    """Import mlx-lm before any module that does so without keeping the limits of this process.
+
+    What is imported next finds the classes of transformers in their index.
+    """
+    from backend.model.checkpoint.upstream import import_mlx_lm, index_transformers
 
     index_transformers(state_directory(os.environ))
+    import_mlx_lm()
 
 
 def be_rank(arguments: argparse.Namespace) -> NoReturn:
     """Take part in one group as a rank other than the first."""
-    _index_transformers()
+    _import_mlx_lm()
     from backend.cpu.install import install
     from backend.engine.distributed.follower import Follower, reach
     from backend.engine.distributed.gathering import make_codec

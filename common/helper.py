@@ -4,6 +4,7 @@ An ended process raises `ProcessEndedError`, and one that is late `TooLateError`
 keeps some of them: few jobs wait for a start.
 """
 
+import logging
 import select
 import signal
 import socket
@@ -28,6 +29,8 @@ _CHUNK_BYTES = 2**20
 _SIGNALS_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
 # How long a process that has closed its socket may take to end.
 _END_S = 0.25
+
+log = logging.getLogger(__name__)
 
 
 class ProcessEndedError(Exception):
@@ -242,17 +245,17 @@ class HelperPool(Generic[_ProcessT]):
 
         Raises:
             TooLateError: The limit was exceeded.
-            ProcessEndedError: The process ended, and possibly a fresh one too.
+            ProcessEndedError: The process ended, and possibly a fresh one too; or none can start.
             AbandonedError: The caller has gone.
         """
         while not self._room.acquire(timeout=POLL_S):
             require_caller()
         try:
-            return self._attempt(self._idle_one() or start(), begin)
+            return self._attempt(self._idle_one() or _started(start), begin)
         except ProcessEndedError as error:
             if not (error.was_killed or self._retries_ended):
                 raise
-            return self._attempt(start(), begin)
+            return self._attempt(_started(start), begin)
         finally:
             self._room.release()
 
@@ -287,6 +290,15 @@ class HelperPool(Generic[_ProcessT]):
             if process.is_alive:
                 return process
             process.kill()
+
+
+def _started(start: Callable[[], _ProcessT]) -> _ProcessT:
+    """Start a process; the system's limits may not allow it now, which is no fault of its job."""
+    try:
+        return start()
+    except OSError as error:
+        log.warning("a helper process cannot be started: %s", error)
+        raise ProcessEndedError(was_killed=True) from error
 
 
 def kill_all(processes: list[_ProcessT]) -> None:

@@ -87,9 +87,10 @@ def main() -> int:
 
 
 def _run(job: Job, report: Report, stopping: threading.Event) -> Progress:
-    from backend.model.checkpoint.upstream import index_transformers
+    from backend.model.checkpoint.upstream import import_mlx_lm, index_transformers
 
     index_transformers(state_directory(os.environ))
+    import_mlx_lm()
     # Imported here, because each one pulls in MLX, transformers and more.
     from backend.cpu.install import install
 

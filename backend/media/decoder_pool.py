@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
 MAX_ANSWER_BYTES = 2**24
-_KILLED = "the process that decodes media was killed twice: try again"
+_KILLED = "the process that decodes media was killed twice, or none can start: try again"
 
 
 def start_decoding(number: int) -> subprocess.Popen[bytes]:

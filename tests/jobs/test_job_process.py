@@ -113,11 +113,11 @@ async def test_what_is_left_of_a_job_that_was_killed_is_told_and_in_nobodys_way(
     assert names(tmp_path) == ["small"]
 
 
-def start() -> subprocess.Popen:
+def start(*prefix: str) -> subprocess.Popen:
     # A host need not set it, and without it a buffer may be lost.
     environment = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.Popen(
-        [sys.executable, "-m", "backend.jobs"],
+        [*prefix, sys.executable, "-m", "backend.jobs"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -134,6 +134,14 @@ def test_nothing_but_progress_goes_into_the_pipe_whatever_libraries_print(tmp_pa
         assert job.wait() == 0
     assert [progress.status for progress in told] == ["downloading", "quantizing", "completed"]
     assert " INFO backend.jobs: Loading" in printed
+
+
+def test_a_job_is_done_whatever_the_limit_of_descriptors(tmp_path):
+    with start("/bin/sh", "-c", 'ulimit -n 64 && exec "$@"', "sh") as job:
+        job.stdin.write(msgspec.json.encode(quantization(tmp_path, is_checked=False)) + b"\n")
+        job.stdin.flush()
+        *_, last = job.stdout
+    assert b'"completed"' in last, last
 
 
 def test_a_job_ends_with_the_process_that_started_it(tmp_path):

@@ -1,6 +1,7 @@
 """Media are decoded in processes that end with their callers, and give their memory back."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -127,8 +128,24 @@ def test_a_medium_is_decoded_anew_if_its_process_is_killed_but_not_twice(process
         if kills == 1:
             assert asked.result(60) == decode(SMALL, sampling_rate=RATE)
         else:
-            with pytest.raises(HelperLostError, match="was killed twice: try again"):
+            with pytest.raises(
+                HelperLostError, match="was killed twice, or none can start: try again"
+            ):
                 asked.result(60)
+
+
+def test_without_descriptors_for_a_process_one_is_told_to_try_again(caplog):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    processes = DecoderProcesses(1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(HelperLostError, match="none can start: try again"):
+            processes.decode(SMALL, sampling_rate=RATE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "a helper process cannot be started: [Errno 24] Too many open files" in caplog.text
+    assert processes.decode(SMALL, sampling_rate=RATE) == decode(SMALL, sampling_rate=RATE)
+    processes.close()
 
 
 def test_a_medium_that_ends_its_process_is_refused():

@@ -95,6 +95,44 @@ def start(tmp_path):
         yield starter
 
 
+def connected(address):
+    """Return a connection that says nothing."""
+    connection = socket.create_connection(address, START_TIMEOUT_S)
+    connection.setblocking(False)
+    return connection
+
+
+def is_open(connection):
+    """Tell whether the server has not closed it."""
+    try:
+        while connection.recv(2**16):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+    return False
+
+
+def test_of_few_descriptors_connections_take_a_half_and_models_load_and_answer(start):
+    limited = ("/bin/sh", "-c", 'ulimit -n 80 && exec "$@"', "sh", RUN_SH)
+    backend = start("--addr", "127.0.0.1:{port}", command=limited)
+    with contextlib.ExitStack() as ends:
+        channel = ends.enter_context(grpc.insecure_channel(f"127.0.0.1:{backend.port}"))
+        stub = backend_pb2_grpc.BackendStub(channel)
+        ready = stub.Health(pb.HealthMessage(), wait_for_ready=True, timeout=START_TIMEOUT_S)
+        assert ready.message == b"OK"
+        address = ("127.0.0.1", backend.port)
+        others = [ends.enter_context(connected(address)) for _ in range(80)]
+        wait_until(lambda: sum(map(is_open, others)) == 80 // 2 - 1)
+        assert stub.LoadModel(pb.ModelOptions(Model="demo"), timeout=START_TIMEOUT_S).success
+        long = pb.PredictOptions(Prompt="ab" * 100_000)
+        assert stub.TokenizeString(long, timeout=START_TIMEOUT_S).length > 0
+        hello = pb.Message(role="user", content="Hello!")
+        chat = pb.PredictOptions(UseTokenizerTemplate=True, Messages=[hello], Tokens=1)
+        assert stub.Predict(chat, timeout=START_TIMEOUT_S).tokens == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

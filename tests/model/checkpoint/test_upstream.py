@@ -24,12 +24,6 @@ def test_importing_mlx_lm_keeps_the_open_file_limit():
     assert run(_REPORT.format(imports="import mlx_lm")) == "2048"
 
 
-@pytest.mark.mlx
-def test_the_door_is_what_the_loader_uses():
-    code = _REPORT.format(imports="import backend.model.loader as l; l.import_mlx_lm()")
-    assert run(code) == run(_REPORT.format(imports="pass"))
-
-
 def test_what_serves_before_the_first_load_imports_nothing_heavy():
     heavy = run(
         "import sys, backend.model.loaded, backend.model.checkpoint.hub;"

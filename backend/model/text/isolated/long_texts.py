@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 # The limit is one of processor time: others may take most of the machine's.
 _WAIT_S = 120.0
 _MAX_ANSWER_BYTES = 2**30
-_KILLED = "the process that tokenises long texts was killed twice: try again"
+_KILLED = "the process that tokenises long texts was killed twice, or none can start: try again"
 
 
 def start_process(number: int) -> subprocess.Popen[bytes]:

@@ -43,7 +43,7 @@ from common.helper import (
 )
 from common.rpc import require_caller
 
-_KILLED = "the process that renders chat templates was killed twice: try again"
+_KILLED = "the process that renders chat templates was killed twice, or none can start: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
 # JSON takes six or twelve bytes for some characters.
 _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
