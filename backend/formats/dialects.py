@@ -143,6 +143,8 @@ class Literals:
         has_bare_text: Whether strings, and keys inside values, may lack quotes.
         has_positions: Whether arguments may lack names if the schema gives their order.
         sorts_names: Whether arguments and keys are in alphabetical order.
+        before: Texts that may stand before a call, in this order: read, not written. After one
+            with a bracket the call may have another at its end.
     """
 
     call: Template
@@ -155,6 +157,20 @@ class Literals:
     has_bare_text: bool = False
     has_positions: bool = False
     sorts_names: bool = False
+    before: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Citations:
+    """Tags around words that a source supports, `<co>words</co: 0:[1]>`; never shown.
+
+    Attributes:
+        begin: The beginning of the first tag, which may state the sources.
+        end: The beginning of the last tag, which states them.
+    """
+
+    begin: str
+    end: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)

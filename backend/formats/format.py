@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
-from backend.formats.dialects import Dialect, Messages, Reading, Template, text_of
+from backend.formats.dialects import Citations, Dialect, Messages, Reading, Template, text_of
 
 _SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>")
 
@@ -155,6 +155,7 @@ class _Format:
         aliases: Names used by vLLM, SGLang and LocalAI.
         clues: Alternative evidence; one match is enough.
         tokens: Texts other than the markers that may be special tokens.
+        citations: The tags of citations, in families that cite.
         own: In place of clues: finds the format of one checkpoint, whose markers the evidence
             spells.
     """
@@ -163,6 +164,7 @@ class _Format:
     aliases: tuple[str, ...] = ()
     clues: tuple[Clue, ...] = ()
     tokens: tuple[str, ...] = ()
+    citations: Citations | None = None
     own: Callable[[FormatEvidence], Self | None] | None = None
 
     def is_called(self, name: str) -> bool:

@@ -125,11 +125,11 @@ PYTHONIC_CALLS = Literals(
 )
 
 
-def between(opener: str, closer: str) -> tuple[Reading, ...]:
+def between(opener: str, closer: str, calls: Literals = PYTHONIC_CALLS) -> tuple[Reading, ...]:
     """Return the readings of calls between markers, where some prompts ask for JSON."""
     return (
         Reading(JSON_CALLS, openers=(opener,), begins=("{", "[{"), end=closer),
-        Reading(PYTHONIC_CALLS, openers=(opener,), end=closer),
+        Reading(calls, openers=(opener,), end=closer),
     )
 
 

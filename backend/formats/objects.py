@@ -1,11 +1,14 @@
 """Formats whose calls are JSON objects, one each or in a list."""
 
+from dataclasses import replace
+
 from backend.formats import named, tagged
 from backend.formats.dialects import (
     ARGUMENTS,
     INDEX,
     JSON_CALLS,
     QUOTED_NAME,
+    Citations,
     Id,
     Objects,
     Reading,
@@ -21,7 +24,7 @@ from backend.formats.format import (
     calls_between,
     in_template,
 )
-from backend.formats.literal import PYTHONIC_CALLS
+from backend.formats.literal import PYTHONIC_CALLS, between
 
 # A list of calls as JSON objects.
 
@@ -35,6 +38,7 @@ def _list_of_calls(opener: str, closer: str = "") -> Frame:
 
 COHERE_OPENER, COHERE_CLOSER = "<|START_ACTION|>", "<|END_ACTION|>"
 COHERE_THINKING = "<|START_THINKING|>"
+COHERE_CITATIONS = Citations("<co", "</co")
 
 COHERE_CALLS = Objects(
     (
@@ -49,6 +53,7 @@ COHERE = ToolFormat(
     clues=(in_template(COHERE_OPENER),),
     openers=(COHERE_OPENER,),
     closers=(COHERE_CLOSER,),
+    citations=COHERE_CITATIONS,
     readings=(Reading(COHERE_CALLS, end=COHERE_CLOSER),),
     frames=(
         Frame(
@@ -67,6 +72,7 @@ COHERE_THOUGHT = ReasoningFormat(
     clues=(in_template(COHERE_THINKING), as_tokens(COHERE_THINKING)),
     starts=(COHERE_THINKING,),
     ends=("<|END_THINKING|>",),
+    citations=COHERE_CITATIONS,
     frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 
@@ -91,6 +97,7 @@ COMMAND_R_PLUS = ToolFormat(
         in_template(COMMAND_R_PLUS_OPENER, "directly_answer"),
     ),
     openers=(COMMAND_R_PLUS_OPENER,),
+    citations=COHERE_CITATIONS,
     readings=(Reading(COMMAND_R_PLUS_CALLS),),
     frames=(
         Frame(
@@ -195,8 +202,13 @@ GRANITE_20B_FC = ToolFormat(
 
 
 # Hermes, Qwen 2.5 and 3, and many more: one object per call, each in its own tags.
+#
+# Gemma 3, whose templates know no tools, falls back to Python in a fence of its own.
 
 HERMES_OPENER, HERMES_CLOSER = tagged.QWEN3_CODER_OPENER, tagged.QWEN3_CODER_CLOSER
+TOOL_CODE_FENCE, TOOL_CODE_FENCE_END = "```tool_code\n", "```"
+
+TOOL_CODE_CALLS = replace(PYTHONIC_CALLS, before=("print(", "default_api."))
 
 HERMES = ToolFormat(
     name="hermes_json",
@@ -205,12 +217,18 @@ HERMES = ToolFormat(
         "trinity",
     ),
     clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
-    openers=(HERMES_OPENER,),
+    openers=(HERMES_OPENER, TOOL_CODE_FENCE),
     closers=(HERMES_CLOSER,),
     # Models trained on both formats sometimes write tags between the markers.
     readings=(
-        Reading(tagged.QWEN3_CODER_TAGS, begins=(tagged.QWEN3_CODER_FUNCTION,), end=HERMES_CLOSER),
-        Reading(JSON_CALLS, end=HERMES_CLOSER),
+        Reading(
+            tagged.QWEN3_CODER_TAGS,
+            openers=(HERMES_OPENER,),
+            begins=(tagged.QWEN3_CODER_FUNCTION,),
+            end=HERMES_CLOSER,
+        ),
+        Reading(JSON_CALLS, openers=(HERMES_OPENER,), end=HERMES_CLOSER),
+        *between(TOOL_CODE_FENCE, TOOL_CODE_FENCE_END, TOOL_CODE_CALLS),
     ),
     frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
 )

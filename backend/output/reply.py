@@ -20,6 +20,7 @@ from backend.core.step import (
     TokenLogprob,
     ToolCallDelta,
 )
+from backend.output.citations import CitedRouter
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.reply_format import OutputFormat
 from backend.output.router import Router
@@ -282,12 +283,12 @@ class ReplyCursor:
         return TokenLogprob(token_id, self._token_bytes(token_id), logprobs.logprob, top)
 
 
-def _router(spec: ReplySpec) -> Router | RuledRouter:
+def _router(spec: ReplySpec) -> Router | CitedRouter | RuledRouter:
     router = Router(
         spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail, used_ids=spec.used_ids
     )
     if not spec.is_ruled:
-        return router
+        return CitedRouter(router, spec.format.citations) if spec.format.citations else router
     may_call = spec.tools is None or bool(spec.tools)
     return RuledRouter(
         router, spec.format, spec.prompt_tail, may_call=may_call, triggers=spec.triggers

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Self
 
 from backend.core.guide import ThoughtTexts
+from backend.formats.dialects import Citations
 from backend.formats.format import ReasoningFormat, ToolFormat
 from backend.formats.registry import TURN_STARTS
 
@@ -24,6 +25,11 @@ class OutputFormat:
     def name(self) -> str:
         """The names of both halves."""
         return f"{self.tools.name}+{self.reasoning.name}"
+
+    @property
+    def citations(self) -> Citations | None:
+        """The tags of citations, in families that cite."""
+        return self.reasoning.citations or self.tools.citations
 
     @property
     def markers(self) -> frozenset[str]:

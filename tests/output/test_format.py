@@ -1,6 +1,7 @@
 import pytest
 
 from backend.formats.format import FormatEvidence
+from backend.formats.objects import TOOL_CODE_FENCE
 from backend.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from backend.output.detection import detect
 from backend.output.reply_format import opens_after_thought, opens_in_reasoning, warn_once
@@ -231,7 +232,8 @@ def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):
 def test_a_format_tells_its_name_and_the_markers_that_must_stay_visible():
     output_format = detect(FormatEvidence(THINK_TOKENS, QWEN_TEMPLATE))
     assert output_format.name == "hermes_json+think"
-    assert output_format.markers == {"<think>", "</think>", "<tool_call>", "</tool_call>"}
+    marks = {"<think>", "</think>", "<tool_call>", "</tool_call>", TOOL_CODE_FENCE}
+    assert output_format.markers == marks
     assert detect(FormatEvidence((), "")).markers == frozenset()
 
 

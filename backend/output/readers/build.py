@@ -266,7 +266,8 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
     begin, bracket = (text_of(part) for part in split_at(call, NAME))
     assign = text_of(split_at(dialect.argument, KEY)[1]).strip()
     return LiteralDialect(
-        call=_call_pattern(begin, bracket),
+        call=_call_pattern(begin, bracket, dialect.before),
+        before=dialect.before,
         call_begin=begin,
         call_end=text_of(call_end),
         key=_key_pattern(dialect, assign),
@@ -278,11 +279,13 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
     )
 
 
-def _call_pattern(begin: str, bracket: str) -> Pattern:
+def _call_pattern(begin: str, bracket: str, before: Sequence[str]) -> Pattern:
     if begin:
         name = any_of(r"[^\s,<>(){}]", group="name")
         return Pattern((fixed(begin), SPACE, name, SPACE, fixed(bracket)))
-    return Pattern((any_of(r"[\w./:-]", group="name"), fixed(bracket)))
+    # Possessive, so that none of them becomes a name while the text grows.
+    first = (Piece(f"{maybe(fixed(text)).whole}+", fixed(text).begun) for text in before)
+    return Pattern((*first, any_of(r"[\w./:-]", group="name"), fixed(bracket)))
 
 
 def _key_pattern(dialect: Literals, assign: str) -> Pattern:

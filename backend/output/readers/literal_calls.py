@@ -460,6 +460,7 @@ class LiteralDialect:
             a bare list of calls, which its bracket ends.
         other_block_ends: Texts that models mistakenly write for it.
         has_positions: Whether arguments may lack keys if the schema gives their order.
+        before: Texts that may stand before a call, in this order.
     """
 
     call: Pattern
@@ -471,6 +472,7 @@ class LiteralDialect:
     block_end: str = ""
     other_block_ends: tuple[str, ...] = ()
     has_positions: bool = False
+    before: tuple[str, ...] = ()
 
 
 @lru_cache
@@ -571,6 +573,8 @@ class LiteralCallReader(SteppingReader):
         calls = self._context.calls
         call = self._dialect.call.match(self._buffer, position)
         beginning = self._buffer[position + len(self._dialect.call_begin) :].strip()
+        for text in self._dialect.before:
+            beginning = "" if text.startswith(beginning) else beginning.removeprefix(text)
         is_hopeless = call.end == UNDECIDED and not calls.may_become_offered(beginning)
         is_foreign = call.end >= 0 and not calls.is_offered(call.name)
         return NO_MATCH if is_hopeless or is_foreign else call
@@ -675,6 +679,8 @@ class LiteralCallReader(SteppingReader):
     def _end_of_call_at(self, position: int) -> int:
         """Match the text that must follow a call; only commas and brackets belong to the call."""
         position = after_space(self._buffer, position)
+        if position >= 0 and self._dialect.before and self._buffer[position] in _CALL_ENDS:
+            position = after_space(self._buffer, position + 1)
         if position < 0:
             return position
         if self._buffer[position] == _LIST_END:
