@@ -356,7 +356,7 @@ class Router:
     def _end(self, *, truncated: bool) -> None:
         self._route()
         if self._quotation is not None and self._in_thought:
-            self._end_draft(self._quotation)
+            self._end_draft(self._quotation, truncated=truncated)
         elif self._quotation is not None:
             self._end_quotation(self._quotation, truncated=truncated)
         if self._block is None:
@@ -615,17 +615,35 @@ class Router:
             text = text.removeprefix(quotation.opener)
         self._emit(text)
 
-    def _end_draft(self, quotation: _Quotation) -> None:
-        """End inside a thought: the apparent draft is a call, which ends the thought."""
+    def _end_draft(self, quotation: _Quotation, *, truncated: bool) -> None:
+        """End inside a thought: the apparent draft is a call, which ends the thought.
+
+        It stays a draft if the limit cut the thought off after it.
+        """
         self._quotation = None
+        text = quotation.text + self._unscanned()
+        if truncated and self._has_words_after_calls(text):
+            self._deltas.append(ReasoningDelta(text))
+            return
         self._may_draft = False
-        self._rest = quotation.text + self._unscanned()
+        self._rest = text
         self._route()
+
+    def _has_words_after_calls(self, thought: str) -> bool:
+        family = self._format.without_drafts()
+        tail = family.reasoning.start
+        router = Router(family, tools=self._tools, prompt_tail=tail)
+        *_, last = (None, *router.feed(thought), *router.finish(truncated=True))
+        return isinstance(last, ContentDelta) and not last.text.isspace()
 
     def _end_quotation(self, quotation: _Quotation, *, truncated: bool) -> None:
         """End inside a code block that may be open: the apparent quotation is then a call."""
-        self._settle()
-        text = quotation.text + self._unscanned()
+        self._read_content()
+        rest = self._unscanned()
+        # The end of the block may be the beginning of a marker.
+        self._code.follow(rest)
+        self._code.settle()
+        text = quotation.text + rest
         self._quotation = None
         if truncated or not self._code.is_fenced:
             self._deltas.append(ContentDelta(text))
