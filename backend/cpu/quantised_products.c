@@ -1,7 +1,7 @@
-/* Products of quantised matrices with a few vectors; `quantised_products.py` compiles this file.
+/* Products of stored matrices with a few vectors; `quantised_products.py` compiles this file.
 
-   A word of 32 bits holds 8 or 4 weights, the first in its lowest bits. Eight words are read at
-   once; their weights of one place are a register, which meets the inputs of these weights.
+   A word of 32 bits holds 8 or 4 quantised weights, the first in its lowest bits. Eight words are
+   read at once; their weights of one place are a register, which meets the inputs of these weights.
    `sort_inputs` sorts the inputs so, and adds them up by group: of a group, w = scale * q + bias, so
    that sum(w * x) = scale * sum(q * x) + bias * sum(x). */
 
@@ -17,6 +17,12 @@
 typedef float floats __attribute__((vector_size(4 * WORDS)));
 typedef int32_t words __attribute__((vector_size(4 * WORDS)));
 
+struct matrix {
+    const uint32_t *weights; /* [outputs, width * bits / 32] */
+    const float *scales, *biases; /* [outputs, width / group] */
+    long outputs, width, bits, group;
+};
+
 /* Return a * b + c; the same for any number of rows, which is why the compiler fuses nothing. */
 static inline __attribute__((always_inline)) floats add_product(floats a, floats b, floats c)
 {
@@ -27,52 +33,61 @@ static inline __attribute__((always_inline)) floats add_product(floats a, floats
 #endif
 }
 
-/* Inputs [rows, width], sorted inputs of the same size, and sums [rows, width / group]. */
-void sort_inputs(const float *inputs, float *sorted, float *sums, long rows, long width,
-                 long bits, long group)
+static inline __attribute__((always_inline)) void sort(
+    const float *inputs, float *sorted, long count, const long places)
 {
-    const long places = 32 / bits, block = places * WORDS;
-    for (long at = 0; at < rows * width; at += block)
+    for (long block = 0; block < count; block += places * WORDS)
+        for (long place = 0; place < places; place++)
+            for (long word = 0; word < WORDS; word++)
+                sorted[block + place * WORDS + word] = inputs[block + word * places + place];
+}
+
+/* Inputs [rows, width], sorted inputs of the same size, and sums [rows, width / group]. */
+void sort_inputs(const struct matrix *given, const float *inputs, float *sorted, float *sums,
+                 long rows)
+{
+    const long count = rows * given->width;
+    if (given->bits == 4)
+        sort(inputs, sorted, count, 8);
+    else
+        sort(inputs, sorted, count, 4);
+    for (long first = 0; first < count; first += given->group) {
+        floats sum = {0};
+        for (long at = first; at < first + given->group; at += WORDS) {
+            floats some;
+            memcpy(&some, sorted + at, sizeof some);
+            sum += some;
+        }
+        float total = 0;
         for (long word = 0; word < WORDS; word++)
-            for (long place = 0; place < places; place++)
-                sorted[at + place * WORDS + word] = inputs[at + word * places + place];
-    for (long number = 0; number < rows * width / group; number++) {
-        float sum = 0;
-        for (long at = 0; at < group; at++)
-            sum += inputs[number * group + at];
-        sums[number] = sum;
+            total += sum[word];
+        *sums++ = total;
     }
 }
 
 /* Write the weights [last - first, width] of some outputs. */
-void dequantise(const uint32_t *weights, const float *scales, const float *biases, float *outputs,
-                long first, long last, long width, long bits, long group)
+void dequantise(const struct matrix *given, float *outputs, long first, long last)
 {
-    const long places = 32 / bits, per_row = width / places, per_group = group / places;
-    words shifts, mask = (words){0} + ((1 << bits) - 1);
+    const long places = 32 / given->bits;
+    const long per_row = given->width / places, per_group = given->group / places;
+    words shifts, mask = (words){0} + ((1 << given->bits) - 1);
     for (long lane = 0; lane < WORDS; lane++)
-        shifts[lane] = lane % places * bits;
+        shifts[lane] = lane % places * given->bits;
     for (long word = first * per_row; word < last * per_row; word += WORDS / places) {
         words packed;
         for (long lane = 0; lane < WORDS; lane++)
-            packed[lane] = (int32_t)weights[word + lane / places];
+            packed[lane] = (int32_t)given->weights[word + lane / places];
         const floats values = __builtin_convertvector((packed >> shifts) & mask, floats)
-            * scales[word / per_group] + biases[word / per_group];
+            * given->scales[word / per_group] + given->biases[word / per_group];
         memcpy(outputs, &values, sizeof values);
         outputs += WORDS;
     }
 }
 
-struct matrix {
-    const uint32_t *weights; /* [outputs, width * bits / 32] */
-    const float *scales, *biases; /* [outputs, width / group] */
-    long width, group;
-};
-
 /* With constant `bits` and `rows` the compiler keeps all of a group's numbers in registers. */
 static inline __attribute__((always_inline)) void multiply(
     const struct matrix *given, const float *sorted, const float *sums, float *outputs, long first,
-    long last, long row_step, const long bits, const long rows)
+    long last, const long bits, const long rows)
 {
     const long places = 32 / bits, block = places * WORDS, groups = given->width / given->group;
     const words mask = (words){0} + ((1 << bits) - 1);
@@ -114,25 +129,24 @@ static inline __attribute__((always_inline)) void multiply(
             float sum = shifts[row];
             for (long word = 0; word < WORDS; word++)
                 sum += totals[row][word];
-            outputs[row * row_step + output] = sum;
+            outputs[row * given->outputs + output] = sum;
         }
     }
 }
 
-/* Compute outputs [rows, row_step] from `first` to `last`. */
-void multiply_rows(const uint32_t *weights, const float *scales, const float *biases,
-                   const float *sorted, const float *sums, float *outputs, long first, long last,
-                   long row_step, long rows, long width, long bits, long group)
+/* Compute outputs [rows, outputs] from `first` to `last`. */
+void multiply_rows(const struct matrix *given, const float *sorted, const float *sums,
+                   float *outputs, long first, long last, long rows)
 {
-    const struct matrix given = {weights, scales, biases, width, group};
     for (long row = 0; row < rows;) {
-        const float *row_sorted = sorted + row * width, *row_sums = sums + row * (width / group);
-        float *row_outputs = outputs + row * row_step;
+        const float *row_sorted = sorted + row * given->width;
+        const float *row_sums = sums + row * (given->width / given->group);
+        float *row_outputs = outputs + row * given->outputs;
 #define MULTIPLY(bits, count) \
-    multiply(&given, row_sorted, row_sums, row_outputs, first, last, row_step, bits, count)
+    multiply(given, row_sorted, row_sums, row_outputs, first, last, bits, count)
         const long left = rows - row;
         const long count = left >= MOST_ROWS ? MOST_ROWS : left >= 2 ? 2 : 1;
-        switch (10 * count + bits) {
+        switch (10 * count + given->bits) {
         case 44: MULTIPLY(4, 4); break;
         case 48: MULTIPLY(8, 4); break;
         case 24: MULTIPLY(4, 2); break;

@@ -14,13 +14,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import mlx.core as mx
 import numpy as np
@@ -39,7 +41,7 @@ _REGISTER_BYTES = 32
 _BITS = (4, 8)
 _NAMES = ("weight", "scales", "biases")
 # From so many products of two numbers on, a second thread is worth its start.
-_LEAST_SPREAD = 2**19
+_LEAST_SPREAD = 2**21
 COMPILER_PATH = "/usr/local/bin:/usr/bin:/bin"
 _COMPILERS = ("cc", "gcc", "clang")
 # Compilers know one of them, by their version and processor.
@@ -52,7 +54,6 @@ _CPU_FACTS = Path("/proc/cpuinfo")
 log = logging.getLogger(__name__)
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
-Matrix: TypeAlias = Sequence[Numbers]
 
 
 def multiply(module: Network, inputs: mx.array) -> mx.array | None:
@@ -63,21 +64,69 @@ def multiply(module: Network, inputs: mx.array) -> mx.array | None:
     Returns:
         `None` if the kernel does not know this form, or MLX only traces a function to compile.
     """
-    library = _library()
-    is_few = inputs.size <= MOST_TOKENS * inputs.shape[-1]
-    if library is None or not (is_few or openblas.has_products()):
-        return None
-    if inputs.dtype != mx.float32 or not _is_ready(module, inputs.shape[-1]):
+    width = inputs.shape[-1]
+    is_few = inputs.size <= MOST_TOKENS * width
+    matrix = _matrix(module, width) if inputs.dtype == mx.float32 else None
+    if matrix is None or not (is_few or openblas.has_products()):
         return None
     try:
         vectors = np.ascontiguousarray(np.asarray(inputs))
     except (ValueError, RuntimeError):
         return None
-    matrix = [np.ascontiguousarray(np.asarray(module[name])) for name in _NAMES]
-    outputs = np.empty((*vectors.shape[:-1], len(matrix[0])), np.float32)
-    compute = _multiply_few if is_few else _multiply_many
-    compute(library, matrix, vectors, outputs, (module.bits, module.group_size))
+    outputs = np.empty((*vectors.shape[:-1], matrix.form.outputs), np.float32)
+    (_multiply_few if is_few else _multiply_many)(matrix, vectors, outputs)
     return mx.array(outputs)
+
+
+class _Form(ctypes.Structure):
+    """A matrix as the kernel reads it; `weights` to `biases` are addresses."""
+
+    _fields_: ClassVar = [
+        *((name, ctypes.c_void_p) for name in ("weights", "scales", "biases")),
+        *((name, ctypes.c_long) for name in ("outputs", "width", "bits", "group")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A module's arrays where they lie in memory.
+
+    Attributes:
+        arrays: Packed weights [outputs, width * bits / 32], scales and biases
+            [outputs, width / group].
+        read: The same as the kernel reads them; `form` has their addresses.
+    """
+
+    library: ctypes.CDLL
+    arrays: Sequence[mx.array]
+    read: Sequence[Numbers]
+    form: _Form
+    address: int
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL, module: Network, width: int) -> "_Matrix":
+        """Find the arrays of a module that is ready."""
+        arrays = [module[name] for name in _NAMES]
+        read = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+        addresses = map(_address, read)
+        form = _Form(*addresses, len(read[0]), width, module.bits, module.group_size)
+        return cls(library, arrays, read, form, ctypes.addressof(form))
+
+    def is_of(self, module: Network, width: int) -> bool:
+        """Tell whether a module still has the same arrays, for inputs of this width."""
+        return width == self.form.width and all(
+            module.get(name) is array for name, array in zip(_NAMES, self.arrays, strict=True)
+        )
+
+
+def _matrix(module: Network, width: int) -> _Matrix | None:
+    """Return the matrix of a module, found once unless its arrays are exchanged."""
+    matrix: _Matrix | None = vars(module).get("kernel_matrix")
+    if matrix is None or not matrix.is_of(module, width):
+        if (library := _library()) is None or not _is_ready(module, width):
+            return None
+        module.kernel_matrix = matrix = _Matrix.of(library, module, width)
+    return matrix
 
 
 def knows(module: Network) -> bool:
@@ -110,46 +159,64 @@ def _is_ready(module: Network, width: int) -> bool:
     )
 
 
-def _multiply_few(
-    library: ctypes.CDLL, matrix: Matrix, vectors: Numbers, outputs: Numbers, form: tuple[int, int]
-) -> None:
-    """Fill outputs [..., outputs].
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Inputs as the kernel multiplies them.
 
-    Args:
-        matrix: Packed weights [outputs, width * bits / 32], scales and biases
-            [outputs, width / group].
-        vectors: [..., width].
-        form: Bits and group size.
+    Attributes:
+        vectors: The inputs, which nothing else can overwrite while they are held here.
+        form: Their address, number, bits and group size.
+        arrays: Sorted inputs and sums of groups.
+        addresses: Of both.
     """
-    count, width = outputs.shape[-1], vectors.shape[-1]
-    rows = vectors.size // width
-    inputs = np.empty_like(vectors), np.empty(vectors.size // form[1], np.float32)
-    library.sort_inputs(*map(_address, (vectors, *inputs)), rows, width, *form)
-    given = list(map(_address, (*matrix, *inputs, outputs)))
+
+    vectors: Numbers
+    form: tuple[int, ...]
+    arrays: tuple[Numbers, Numbers]
+    addresses: tuple[int, int]
+
+
+# The projections of a layer have the same inputs.
+_latest = threading.local()
+
+
+def _sorted(matrix: _Matrix, vectors: Numbers, rows: int) -> _Sorted:
+    form = (_address(vectors), vectors.size, matrix.form.bits, matrix.form.group)
+    latest: _Sorted | None = getattr(_latest, "inputs", None)
+    if latest is None or latest.form != form:
+        arrays = np.empty_like(vectors), np.empty(vectors.size // matrix.form.group, np.float32)
+        addresses = _address(arrays[0]), _address(arrays[1])
+        matrix.library.sort_inputs(matrix.address, form[0], *addresses, rows)
+        _latest.inputs = latest = _Sorted(vectors, form, arrays, addresses)
+    return latest
+
+
+def _multiply_few(matrix: _Matrix, vectors: Numbers, outputs: Numbers) -> None:
+    """Fill outputs [..., outputs] with the products of vectors [..., width]."""
+    rows, count = vectors.size // matrix.form.width, matrix.form.outputs
+    inputs = _sorted(matrix, vectors, rows)
+    given = (matrix.address, *inputs.addresses, _address(outputs))
 
     def compute(part: tuple[int, int]) -> None:
-        library.multiply_rows(*given, *part, count, rows, width, *form)
+        matrix.library.multiply_rows(*given, *part, rows)
 
-    spread(compute, _parts(0, count, width * rows))
+    _spread(compute, (0, count), matrix.form.width * rows)
 
 
-def _multiply_many(
-    library: ctypes.CDLL, matrix: Matrix, vectors: Numbers, outputs: Numbers, form: tuple[int, int]
-) -> None:
+def _multiply_many(matrix: _Matrix, vectors: Numbers, outputs: Numbers) -> None:
     """Do the same with dequantised weights, some of them at a time."""
-    count, width = outputs.shape[-1], vectors.shape[-1]
+    count, width = matrix.form.outputs, matrix.form.width
     rows, step = vectors.size // width, max(1, PIECE_WEIGHTS // width)
     piece = np.empty((min(step, count), width), np.float32)
-    stored = list(map(_address, matrix))
     inputs, weights, written = map(_address, (vectors, piece, outputs))
 
     def dequantise(part: tuple[int, int]) -> None:
         target = weights + (part[0] - first) * width * piece.itemsize
-        library.dequantise(*stored, target, *part, width, *form)
+        matrix.library.dequantise(matrix.address, target, *part)
 
     for first in range(0, count, step):
         last = min(first + step, count)
-        spread(dequantise, _parts(first, last, width))
+        _spread(dequantise, (first, last), width)
         openblas.multiply(
             *(inputs, weights, written + first * piece.itemsize),
             rows=rows,
@@ -159,11 +226,20 @@ def _multiply_many(
         )
 
 
-def _parts(first: int, last: int, products: int) -> list[tuple[int, int]]:
-    """Return the ranges of outputs for threads; each output takes so many products."""
-    is_large = (last - first) * products >= _LEAST_SPREAD
-    edges = np.linspace(first, last, 1 + (product_threads() if is_large else 1), dtype=int)
-    return list(pairwise(edges.tolist()))
+def _spread(
+    compute: Callable[[tuple[int, int]], None], outputs: tuple[int, int], products: int
+) -> None:
+    """Compute a range of outputs, on several threads if it takes long.
+
+    Args:
+        products: What each output takes.
+    """
+    first, last = outputs
+    if (last - first) * products < _LEAST_SPREAD:
+        compute(outputs)
+        return
+    edges = np.linspace(first, last, 1 + product_threads(), dtype=int)
+    spread(compute, list(pairwise(edges.tolist())))
 
 
 def _address(array: Numbers) -> int:
@@ -212,9 +288,9 @@ def load_kernel(
 def _opened(kernel: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(kernel))
     try:
-        library.sort_inputs.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_long] * 4]
-        library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 7]
-        library.dequantise.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 5]
+        library.sort_inputs.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_long]
+        library.multiply_rows.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_long] * 3]
+        library.dequantise.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_long] * 2]
     except AttributeError as error:
         raise OSError(f"the compiler wrote another library: {error}") from error
     for function in (library.sort_inputs, library.multiply_rows, library.dequantise):
