@@ -65,23 +65,34 @@ void sort_inputs(const struct matrix *given, const float *inputs, float *sorted,
     }
 }
 
-/* Write the weights [last - first, width] of some outputs. */
+static inline __attribute__((always_inline)) void spell_out(
+    const struct matrix *given, float *outputs, long first, long last, const long bits)
+{
+    const long places = 32 / bits, groups = given->width / given->group;
+    const words mask = (words){0} + ((1 << bits) - 1);
+    const uint32_t *next = given->weights + first * (given->width / places);
+    for (long number = first * groups; number < last * groups; number++)
+        for (long at = 0; at < given->group; at += places * WORDS) {
+            words packed;
+            memcpy(&packed, next, sizeof packed);
+            next += WORDS;
+            for (long place = 0; place < places; place++) {
+                const floats weights
+                    = __builtin_convertvector((packed >> (place * bits)) & mask, floats)
+                    * given->scales[number] + given->biases[number];
+                memcpy(outputs, &weights, sizeof weights);
+                outputs += WORDS;
+            }
+        }
+}
+
+/* Write the weights [last - first, width] of some outputs, in the order of sorted inputs. */
 void dequantise(const struct matrix *given, float *outputs, long first, long last)
 {
-    const long places = 32 / given->bits;
-    const long per_row = given->width / places, per_group = given->group / places;
-    words shifts, mask = (words){0} + ((1 << given->bits) - 1);
-    for (long lane = 0; lane < WORDS; lane++)
-        shifts[lane] = lane % places * given->bits;
-    for (long word = first * per_row; word < last * per_row; word += WORDS / places) {
-        words packed;
-        for (long lane = 0; lane < WORDS; lane++)
-            packed[lane] = (int32_t)given->weights[word + lane / places];
-        const floats values = __builtin_convertvector((packed >> shifts) & mask, floats)
-            * given->scales[word / per_group] + given->biases[word / per_group];
-        memcpy(outputs, &values, sizeof values);
-        outputs += WORDS;
-    }
+    if (given->bits == 4)
+        spell_out(given, outputs, first, last, 4);
+    else
+        spell_out(given, outputs, first, last, 8);
 }
 
 /* With constant `bits` and `rows` the compiler keeps all of a group's numbers in registers. */

@@ -208,7 +208,8 @@ def _multiply_many(matrix: _Matrix, vectors: Numbers, outputs: Numbers) -> None:
     count, width = matrix.form.outputs, matrix.form.width
     rows, step = vectors.size // width, max(1, PIECE_WEIGHTS // width)
     piece = np.empty((min(step, count), width), np.float32)
-    inputs, weights, written = map(_address, (vectors, piece, outputs))
+    inputs = _sorted(matrix, vectors, rows).addresses[0]
+    weights, written = map(_address, (piece, outputs))
 
     def dequantise(part: tuple[int, int]) -> None:
         target = weights + (part[0] - first) * width * piece.itemsize
