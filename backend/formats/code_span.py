@@ -117,3 +117,60 @@ class CodeTracker:
         elif 0 < len(self._head) < _MAX_ITEM_CHARS:
             self._head = (self._head + text)[:_MAX_ITEM_CHARS]
         self.has_prose |= not self._fence and not words.isspace()
+
+
+_LANGUAGE = r"[\w+-]*[ \t]*\r?"
+_OPENED = re.compile(rf"\s*(`{{3,}}|~{{3,}}){_LANGUAGE}\n\s*")
+_BEGUN = re.compile(rf"\s*(?:`{{0,2}}|~{{0,2}}|(?:`{{3,}}|~{{3,}}){_LANGUAGE}(?:\n\s*)?)")
+
+
+class CallFence:
+    """Holds back a fence with nothing but calls in it, which belongs to them.
+
+    It begins content, or follows another such fence. With other text in it, it belongs to content.
+    """
+
+    def __init__(self) -> None:
+        self._opening = self._fence = ""
+        self._is_over = False
+        self.held = ""
+
+    def pass_text(self, text: str) -> str:
+        """Return the text that is no such fence."""
+        if self._is_over:
+            return text
+        text, self.held = self.held + text, ""
+        if self._fence:
+            return self._pass_end(text)
+        if _BEGUN.fullmatch(text):
+            self.held = text
+            return ""
+        self._is_over = True
+        return text
+
+    def _pass_end(self, text: str) -> str:
+        body = text.lstrip()
+        after = body.removeprefix(self._fence).lstrip(" \t\r")
+        if self._fence.startswith(body) or (body.startswith(self._fence) and not after):
+            self.held = text
+            return ""
+        if not (body.startswith(self._fence) and after.startswith("\n")):
+            self._is_over = True
+            return self._opening + text
+        self._fence = ""
+        return self.pass_text(after)
+
+    def enter_call(self) -> str:
+        """Go on after a call begins; return text held back that is no fence around it."""
+        opened = _OPENED.fullmatch(self.held)
+        if opened and not (self._fence or self._is_over):
+            self._opening, self._fence, self.held = self.held, opened[1], ""
+        elif not self._fence:
+            self._is_over = True
+        return self.pass_last() if self._is_over else ""
+
+    def pass_last(self, *, truncated: bool = False) -> str:
+        """Return the text held back at the end, unless it is, or begins, a fence around calls."""
+        held, self.held = self.held, ""
+        is_end = bool(self._fence) and held.strip() == self._fence
+        return "" if is_end or truncated else held

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from traceback import format_tb
 
 from backend.core.step import ContentDelta, Delta, ReasoningDelta
-from backend.formats.code_span import CodeTracker
+from backend.formats.code_span import CallFence, CodeTracker
 from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat
 from backend.output.readers.build import make_reader
@@ -266,6 +266,8 @@ class Router:
         # Content that the two have not read: only marks and quotations ask them.
         self._unread: list[str] = []
         self._stray = StrayMark()
+        may_fence = self._calls.expects_calls and not output_format.tools.owns_reply
+        self._fence = CallFence() if may_fence else None
         self._last_char = ""
         self._follows_frame = False
         self._is_framed = False
@@ -298,7 +300,8 @@ class Router:
             return ""
         waiting = self._block.held if self._block else self._scanner.held
         quoted = self._quotation.text if self._quotation else ""
-        return self._segment.held + self._stray.text + quoted + waiting
+        fence = self._fence.held if self._fence else ""
+        return fence + self._segment.held + self._stray.text + quoted + waiting
 
     def feed(self, text: str) -> list[Delta]:
         """Return the deltas that this text makes certain."""
@@ -307,7 +310,12 @@ class Router:
 
     def finish(self, *, truncated: bool) -> list[Delta]:
         """Return the deltas that were held back; an open call of a truncated reply just ends."""
-        return self._guarded(lambda: self._end(truncated=truncated))
+        return self._guarded(lambda: self._finish(truncated=truncated))
+
+    def _finish(self, *, truncated: bool) -> None:
+        self._end(truncated=truncated)
+        if self._fence:
+            self._pass(self._fence.pass_last(truncated=truncated))
 
     def _guarded(self, route: Callable[[], None]) -> list[Delta]:
         try:
@@ -329,7 +337,8 @@ class Router:
         """Treat everything held back as content to come."""
         held = self._block.held if self._block else self._unscanned()
         quoted = self._quotation.text if self._quotation else ""
-        self._rest = self._segment.held + self._stray.text + quoted + held + self._rest
+        fence = self._fence.held if self._fence else ""
+        self._rest = fence + self._segment.held + self._stray.text + quoted + held + self._rest
         self._is_off = True
 
     def _route(self) -> None:
@@ -411,6 +420,8 @@ class Router:
 
     def _apply(self, output: ReaderOutput, block: _Block) -> None:
         self._rest = output.rest or ""
+        if output.deltas and self._fence:
+            self._pass(self._fence.enter_call())
         if output.deltas or block.is_empty:
             self._begin(TextAfterCall())
             self._deltas += output.deltas
@@ -678,6 +689,11 @@ class Router:
             return
         if self._in_thought:
             self._think(text)
+        else:
+            self._pass(self._fence.pass_text(text) if self._fence else text)
+
+    def _pass(self, text: str) -> None:
+        if not text:
             return
         self._last_char = text[-1]
         self._unread.append(text)

@@ -232,7 +232,37 @@ def test_a_marker_in_code_is_text(text, content, calls, size):
 def test_a_call_that_is_wrapped_in_a_fence_and_has_no_prose_before_it_is_a_call(size):
     text = f"```json\n{CALL}\n```\n"
     chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    assert folded(run(chunks)) == ("```json\n\n```\n", "", F_CALLED)
+    assert folded(run(chunks)) == ("\n", "", F_CALLED)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (f"```json\n{CALL}", ""),
+        (f"~~~\n{CALL}\n~~~", ""),
+        (f"```json\n{CALL}\n```\n```json\n{CALL}\n```\nSo.", "\nSo."),
+        (f"<think>R</think>\n```\n{CALL}\n{CALL}\n```", ""),
+        # Then the fence belongs to content.
+        (f"```json\n{CALL}\nx\n```\nSo.", "```json\n\nx\n```\nSo."),
+        (f"```json\n{CALL}\n``` x", "```json\n\n``` x"),
+        (f"```py\nx\n```\n{CALL}", "```py\nx\n```\n"),
+        ("```json\n[1]\n```", "```json\n[1]\n```"),
+        ('```json\n<tool_call>{"name": "g"}\n```', '```json\n<tool_call>{"name": "g"}\n```'),
+        ("```json\n", "```json\n"),
+        ("``", "``"),
+    ],
+)
+def test_a_fence_with_nothing_but_calls_is_not_shown(text, content, size):
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert folded(run(chunks))[0] == content
+
+
+def test_a_fence_that_is_cut_off_where_a_call_may_follow_is_not_shown():
+    for text in (f"```json\n{CALL}\n``", f"```json\n{CALL}\n```", "```json\n", "```js"):
+        assert folded(run(text, truncated=True))[0] == ""
+    assert folded(run("```json\n[", truncated=True))[0] == "```json\n["
+    assert folded(run("```json\n", make_router(tools={})))[0] == "```json\n"
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
