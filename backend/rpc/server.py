@@ -238,11 +238,16 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", RECEIVE_LIMIT_BYTES),
     # Two servers on one port would share its calls: the second must fail.
     ("grpc.so_reuseport", 0),
-    # A client whose machine has vanished sends no FIN: keepalive frees its slot after 30 s.
+    # A client whose machine has vanished sends no FIN: keepalive frees its slot after 30 s, and its
+    # place among the connections.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # Without pings that measure bandwidth: their answers come after all that a slow client is
+    # sending, and a picture that takes longer than the timeout would never arrive.
+    ("grpc.http2.bdp_probe", 0),
     # gRPC ends calls of any caller while more than 1,000 wait for the event loop.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),

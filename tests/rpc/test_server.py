@@ -1,5 +1,6 @@
 import asyncio
 import socket
+from contextlib import asynccontextmanager, closing
 
 import grpc
 import grpc.aio
@@ -27,6 +28,42 @@ def raw(channel, method, data, *, streams=False, **options):
     if not streams:
         return channel.unary_unary(f"/backend.Backend/{method}")(data, **options)
     return channel.unary_stream(f"/backend.Backend/{method}")(data, **options).read()
+
+
+class Line:
+    """A connection of a client's to a server, on which no more than some bytes pass at first."""
+
+    def __init__(self, room):
+        self.room = room
+        self.has_more = asyncio.Event()
+        self.is_closed = asyncio.Event()
+
+    @asynccontextmanager
+    async def to(self, address):
+        """Yield the address for the client."""
+        host, _, port = address.rpartition(":")
+
+        async def serve(reader, writer):
+            upstream, to_server = await asyncio.open_connection(host, port)
+            with closing(to_server), closing(writer):
+                await asyncio.gather(self._send(reader, to_server), self._answer(upstream, writer))
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            yield "{}:{}".format(*server.sockets[0].getsockname())
+            self.has_more.set()
+
+    async def _send(self, reader, to_server):
+        while data := await reader.read(2**14):
+            self.room -= len(data)
+            if self.room < 0:
+                await self.has_more.wait()
+            to_server.write(data)
+        to_server.close()
+
+    async def _answer(self, upstream, writer):
+        while data := await upstream.read(2**14):
+            writer.write(data)
+        self.is_closed.set()
 
 
 async def test_a_taken_port_is_refused():
@@ -93,6 +130,29 @@ async def test_of_too_many_connections_the_further_ones_are_closed():
         for channel in channels:
             await channel.close()
         await server.stop()
+
+
+@pytest.mark.slow
+async def test_a_slow_sender_is_waited_for_and_a_connection_without_a_client_is_not():
+    server = server_of(ScriptedEngine(steps("ok")))
+    address = await server.start()
+    slow, silent = Line(room=400_000), Line(room=2000)
+    async with (
+        slow.to(address) as first,
+        silent.to(address) as second,
+        grpc.aio.insecure_channel(first) as channel,
+        grpc.aio.insecure_channel(second) as other,
+    ):
+        assert (await stub(other).Health(pb.HealthMessage())).message == b"OK"
+        silent.room = 0
+        large = pb.PredictOptions(Prompt="hi", Metadata={"picture": "a" * 800_000})
+        call = asyncio.ensure_future(stub(channel).Predict(large))
+        # A peer has ten seconds for the answer to a ping.
+        await asyncio.wait([call], timeout=12)
+        slow.has_more.set()
+        assert (await asyncio.wait_for(call, TIMEOUT_S)).message == b"ok"
+        await asyncio.wait_for(silent.is_closed.wait(), TIMEOUT_S)
+    await server.stop()
 
 
 async def test_a_token_is_asked_for_before_there_is_an_engine():
