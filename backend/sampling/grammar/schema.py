@@ -83,7 +83,16 @@ def steps(pointer: str) -> list[str]:
 
 
 _OF_TERMINALS = re.compile(r"\\.|[/\n]", re.DOTALL)
-_ESCAPED = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+# Digits and letters are those of ECMA-262, as llguidance reads them in JSON.
+_ESCAPED = {
+    "/": r"\/",
+    "\n": r"\n",
+    "\\\n": r"\n",
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[0-9A-Za-z_]",
+    r"\W": "[^0-9A-Za-z_]",
+}
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 

@@ -1,11 +1,19 @@
 """Joins two sets of conditions to one that means both."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized
 from itertools import chain, islice
+from math import inf
 from typing import Any
 
-from backend.sampling.grammar.schema import COMBINATIONS, IMPLIED_TYPES, AnySchema, Schema, token
+from backend.sampling.grammar.schema import (
+    COMBINATIONS,
+    IMPLIED_TYPES,
+    AnySchema,
+    Schema,
+    token,
+    type_of,
+)
 from backend.sampling.grammar.schema_repair import JSON_TYPES, Notes, Repair, has_type
 
 Conditions = Mapping[str, Any]
@@ -254,9 +262,7 @@ class Normal:
 
     def _conditions(self, way: Mapping[str, Any], pointer: str, depth: int) -> AnySchema:
         if "enum" in way:
-            types = way.get("type", JSON_TYPES)
-            values = [value for value in way["enum"] if has_type(value, types)]
-            return {"enum": values} if values else False
+            return self._enumeration(way, pointer)
         fields = _of_its_types(way)
         self._drop_empty_ranges(fields, pointer)
         self._normalise_items(fields, pointer, depth)
@@ -270,6 +276,17 @@ class Normal:
         if len(fields.get("type", ())) == 1:
             [fields["type"]] = fields["type"]
         return fields or True
+
+    def _enumeration(self, way: Mapping[str, Any], pointer: str) -> AnySchema:
+        """Return the values of an enumeration that have a type and size of a way."""
+        types = way.get("type", JSON_TYPES)
+        typed = [value for value in way["enum"] if has_type(value, types)]
+        values = [value for value in typed if _is_within(value, way)]
+        if typed and not values:
+            self._drop(f"{pointer}/enum", "has no value within the limits beside it")
+        for keyword in sorted(_NOT_TRIED & way.keys()):
+            self._drop(f"{pointer}/{keyword}", "is not held beside an enumeration")
+        return {"enum": values or typed} if typed else False
 
     def _drop_empty_ranges(self, fields: dict[str, Any], pointer: str) -> None:
         for low, high in _RANGES:
@@ -327,8 +344,29 @@ class Normal:
         elif declared:
             if fields.pop("minProperties", 0) > len(required):
                 self._drop(f"{pointer}/minProperties", "cannot be kept with optional properties")
-            if fields.pop("maxProperties", len(declared)) < len(declared):
+            # An object that only declares its properties has no others.
+            others = fields.get("additionalProperties", "patternProperties" in fields)
+            most = len(declared) if others is False else inf
+            if fields.pop("maxProperties", inf) < most:
                 self._drop(f"{pointer}/maxProperties", "cannot be kept with optional properties")
+
+
+_SIZES = {"string": "Length", "array": "Items", "object": "Properties"}
+# Patterns of a caller's are not run here, where nothing ends one that takes long.
+_NOT_TRIED = frozenset({"pattern", "format", "multipleOf", "allOf"})
+
+
+def _is_within(value: object, way: Mapping[str, Any]) -> bool:
+    """Return whether a value has a size that a set of conditions allows."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        is_above = way.get("exclusiveMinimum", -inf) < value >= way.get("minimum", value)
+        is_below = way.get("exclusiveMaximum", inf) > value <= way.get("maximum", value)
+        return bool(is_above and is_below)
+    size = _SIZES.get(type_of(value))
+    if size is None or not isinstance(value, Sized):
+        return True
+    length = len(value)
+    return bool(way.get(f"min{size}", 0) <= length <= way.get(f"max{size}", length))
 
 
 def _can_end(schema: AnySchema, ended: Set[str]) -> bool:

@@ -218,6 +218,50 @@ def test_what_only_the_compiler_refuses_is_found_and_the_rest_of_the_tool_holds(
         assert not is_whole(grammar, call.format(arguments), model.vocabulary)
 
 
+LIMITED = {
+    "texts": ({"enum": ["a", "abc", 7], "minLength": 2}, ['"abc"', "7"], ['"a"'], {}),
+    "numbers": ({"enum": [1, 2.5, "1", True], "exclusiveMinimum": 1}, ["2.5", '"1"'], ["1"], {}),
+    "lists": ({"enum": [[], [1, 2]], "maxItems": 1}, ["[]"], ["[1, 2]"], {}),
+    "all of both": ({"allOf": [{"enum": [1, 5]}, {"maximum": 3}]}, ["1"], ["5"], {}),
+    "none": ({"enum": [1, 5], "minimum": 9}, ["1", "5"], ["9"], {"enum"}),
+    "a pattern": ({"enum": ["a", "b"], "pattern": "^a$"}, ['"a"', '"b"'], ['"c"'], {"pattern"}),
+}
+
+
+@pytest.mark.parametrize("case", LIMITED)
+def test_values_of_an_enumeration_have_the_size_that_is_asked_for(case):
+    model, (part, right, wrong, noted) = MODELS["hermes_json"], LIMITED[case]
+    offered = tool("odd", around(part, required=["a"]))
+    grammar = model.grammar([offered], ONE_CALL)
+    call = '<tool_call>\n{{"name": "odd", "arguments": {{"a": {}}}}}\n</tool_call>'
+    for values, is_right in ((right, True), (wrong, False)):
+        for value in values:
+            assert is_whole(grammar, call.format(value), model.vocabulary) is is_right, value
+    assert {*Parameters.of(offered).notes} == {f"#/properties/a/{keyword}" for keyword in noted}
+
+
+@pytest.mark.parametrize(
+    "others", [{"additionalProperties": True}, {"patternProperties": {"^x": {"type": "null"}}}]
+)
+def test_a_limit_of_properties_that_an_open_object_may_exceed_is_noted(others):
+    part = {"type": "object", "properties": {"b": {}, "c": {}}, "maxProperties": 2}
+    assert not Parameters.of(tool("odd", around(part))).notes
+    notes = Parameters.of(tool("odd", around(part | others))).notes
+    assert {*notes} == {"#/properties/a/maxProperties"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"), [(r"^\d$", "1"), (r"^[\d-]$", "-"), (r"^\w$", "b"), (r"^[^\W1]$", "b")]
+)
+def test_digits_and_letters_of_raw_values_are_those_of_json(pattern, text):
+    model, part = MODELS["qwen3_coder_xml"], {"type": "string", "pattern": pattern}
+    grammar = model.grammar([tool("odd", around(part, required=["a"]))], ONE_CALL)
+    call = "<tool_call>\n<function=odd>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert is_whole(grammar, call.format(text), model.vocabulary)
+    for other in ("\u0663", "\u00e9", "ab"):
+        assert not is_whole(grammar, call.format(other), model.vocabulary)
+
+
 VALID = {
     "type": "object",
     "properties": {
