@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -107,7 +106,8 @@ class _Matrix:
     def of(cls, library: ctypes.CDLL, module: Network, width: int) -> "_Matrix":
         """Find the arrays of a module that is ready."""
         arrays = [module[name] for name in _NAMES]
-        read = [np.ascontiguousarray(np.asarray(array)) for array in arrays]
+        # NumPy reads an array of our own: `array += 1` would take the memory from under its feet.
+        read = [np.ascontiguousarray(np.asarray(array.reshape(array.shape))) for array in arrays]
         addresses = map(_address, read)
         form = _Form(*addresses, len(read[0]), width, module.bits, module.group_size)
         return cls(library, arrays, read, form, ctypes.addressof(form))
@@ -159,43 +159,19 @@ def _is_ready(module: Network, width: int) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """Inputs as the kernel multiplies them.
-
-    Attributes:
-        vectors: The inputs, which nothing else can overwrite while they are held here.
-        form: Their address, number, bits and group size.
-        arrays: Sorted inputs and sums of groups.
-        addresses: Of both.
-    """
-
-    vectors: Numbers
-    form: tuple[int, ...]
-    arrays: tuple[Numbers, Numbers]
-    addresses: tuple[int, int]
-
-
-# The projections of a layer have the same inputs.
-_latest = threading.local()
-
-
-def _sorted(matrix: _Matrix, vectors: Numbers, rows: int) -> _Sorted:
-    form = (_address(vectors), vectors.size, matrix.form.bits, matrix.form.group)
-    latest: _Sorted | None = getattr(_latest, "inputs", None)
-    if latest is None or latest.form != form:
-        arrays = np.empty_like(vectors), np.empty(vectors.size // matrix.form.group, np.float32)
-        addresses = _address(arrays[0]), _address(arrays[1])
-        matrix.library.sort_inputs(matrix.address, form[0], *addresses, rows)
-        _latest.inputs = latest = _Sorted(vectors, form, arrays, addresses)
-    return latest
+def _sorted(matrix: _Matrix, vectors: Numbers) -> tuple[Numbers, Numbers]:
+    """Return vectors [..., width] as the kernel multiplies them, and the sums of their groups."""
+    inputs, sums = np.empty_like(vectors), np.empty(vectors.size // matrix.form.group, np.float32)
+    rows = vectors.size // matrix.form.width
+    matrix.library.sort_inputs(matrix.address, *map(_address, (vectors, inputs, sums)), rows)
+    return inputs, sums
 
 
 def _multiply_few(matrix: _Matrix, vectors: Numbers, outputs: Numbers) -> None:
     """Fill outputs [..., outputs] with the products of vectors [..., width]."""
     rows, count = vectors.size // matrix.form.width, matrix.form.outputs
-    inputs = _sorted(matrix, vectors, rows)
-    given = (matrix.address, *inputs.addresses, _address(outputs))
+    inputs, sums = _sorted(matrix, vectors)
+    given = (matrix.address, *map(_address, (inputs, sums, outputs)))
 
     def compute(part: tuple[int, int]) -> None:
         matrix.library.multiply_rows(*given, *part, rows)
@@ -208,8 +184,8 @@ def _multiply_many(matrix: _Matrix, vectors: Numbers, outputs: Numbers) -> None:
     count, width = matrix.form.outputs, matrix.form.width
     rows, step = vectors.size // width, max(1, PIECE_WEIGHTS // width)
     piece = np.empty((min(step, count), width), np.float32)
-    inputs = _sorted(matrix, vectors, rows).addresses[0]
-    weights, written = map(_address, (piece, outputs))
+    sorted_inputs, _ = _sorted(matrix, vectors)
+    inputs, weights, written = map(_address, (sorted_inputs, piece, outputs))
 
     def dequantise(part: tuple[int, int]) -> None:
         target = weights + (part[0] - first) * width * piece.itemsize

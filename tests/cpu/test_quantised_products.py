@@ -62,6 +62,15 @@ def test_a_token_has_the_same_product_alone_and_in_company():
             assert mx.array_equal(alone[0], together[row, token])
 
 
+def test_inputs_and_weights_that_are_exchanged_are_not_those_of_the_product_before():
+    made, given = layer(), inputs(2)
+    first = np.asarray(multiply(made, given))
+    given += 1.0
+    assert close(multiply(made, given), first + np.asarray(multiply(made, mx.ones((2, WIDTH)))))
+    made.scales, made.biases = 2.0 * made.scales, 2.0 * made.biases
+    assert close(multiply(made, given - 1.0), 2.0 * first)
+
+
 def test_weights_that_are_a_part_of_others_are_read_where_they_are():
     whole, made = layer(), layer()
     half = slice(WIDTH // 2, None)
