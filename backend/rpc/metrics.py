@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -11,25 +10,14 @@ from prometheus_client.core import Metric as Family
 
 from backend.core.engine_status import EngineState, EngineStatus, RequestPhase
 from backend.core.metric_table import METRICS, Metric, MetricKind, Values
-from backend.pipeline.served_model import ServedModel
+from backend.rpc.servicer import ServedEngine
 from common.web import HttpServer
-
-
-class ObservedEngine(Protocol):
-    """The part of an engine that metrics read, from threads of the HTTP server."""
-
-    @property
-    def model(self) -> ServedModel | None:
-        """The loaded model, or `None`."""
-
-    def status(self) -> EngineStatus:
-        """Return a snapshot, at once; from any thread."""
 
 
 class MetricsServer(HttpServer):
     """Answers scrapes of one engine."""
 
-    def __init__(self, address: str, engine: ObservedEngine) -> None:
+    def __init__(self, address: str, engine: ServedEngine) -> None:
         registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
         super().__init__(address, make_wsgi_app(registry), "metrics")
@@ -39,7 +27,7 @@ class MetricsServer(HttpServer):
 class EngineCollector:
     """Turns the latest snapshot into metrics at each scrape."""
 
-    engine: ObservedEngine
+    engine: ServedEngine
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics of one snapshot."""

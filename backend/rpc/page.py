@@ -134,12 +134,7 @@ class PageServer:
     """Serves the dashboard of one engine until its context exits; created on its event loop."""
 
     def __init__(self, address: str, engine: ServedEngine, token: str = "") -> None:
-        """Listen.
-
-        Args:
-            address: `HOST:PORT`.
-            token: Required for its data, as for the RPCs; empty for none.
-        """
+        """Listen at `HOST:PORT`; a token is required for the data, as for RPCs, unless empty."""
         host, _ = split_address(address)
         self._engine = engine
         self._loop = asyncio.get_running_loop()

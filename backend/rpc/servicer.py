@@ -277,7 +277,7 @@ class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
 
     @property
     def model(self) -> ServedModel | None:
-        """The loaded model, or `None`; all work carries this very object."""
+        """The loaded model, or `None`, from any thread; all work carries this very object."""
 
     async def loaded_model(self, timeout_s: float) -> ServedModel | None:
         """Return the loaded model; while one is being loaded, wait for it."""

@@ -115,7 +115,7 @@ async def test_a_negative_bound_of_drafts_is_refused(models):
     async with served(models / "large") as backend:
         code, details = await code_of(backend.stub.Predict(spoken(NDraft=-1)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details == "NDraft: is negative: -1"
+    assert details == "NDraft: must be at least 0, not -1"
 
 
 async def test_one_that_is_not_used_is_told_at_load_and_leaves_its_memory(models, caplog):

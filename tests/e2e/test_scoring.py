@@ -215,7 +215,7 @@ async def test_another_model_reranks_only_if_the_option_says_so(tiny_models):
     [
         ({"query": ""}, "query: is empty"),
         ({"documents": []}, "documents: is empty"),
-        ({"top_n": -1}, "top_n: is negative: -1"),
+        ({"top_n": -1}, "top_n: must be at least 0, not -1"),
         ({"documents": ["ba", "ba " * 999]}, "documents[1]: "),
         ({"query": "ba " * 999}, "query: "),
         ({"query": "ba " * 9999}, "query: "),

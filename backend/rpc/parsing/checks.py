@@ -1,9 +1,10 @@
 """Checks of single fields, and of JSON in them; errors name the field."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence, Sized
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -11,6 +12,25 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from backend.config import MAX_JSON_CHARS, MAX_JSON_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES
 from backend.core.prompt import JsonValue
 from backend.errors import InvalidRequestError
+
+Number = TypeVar("Number", int, float)
+
+
+class Range(NamedTuple):
+    """Inclusive bounds of a number."""
+
+    low: float
+    high: float = math.inf
+
+
+def require_range(field: str, value: Number, bounds: Range) -> Number:
+    """Return a number, or refuse one beyond bounds; not a number is beyond all."""
+    low, high = bounds
+    if not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        given = f"{value:g}" if isinstance(value, float) else value
+        raise InvalidRequestError(field, f"must be {limits}, not {given}")
+    return value
 
 
 def require_at_most(field: str, values: Sized, limit: int) -> None:

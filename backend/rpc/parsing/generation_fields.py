@@ -35,14 +35,16 @@ from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import obeyed_grammar, restore_tool_results, ruling_text
 from backend.rpc.parsing.checks import (
+    Range,
     json_type,
     parse_json,
     require_at_most,
     require_object,
     require_path,
     require_printable,
+    require_range,
 )
-from backend.rpc.parsing.load_options import RANGES, Range, require_range
+from backend.rpc.parsing.load_options import RANGES
 from backend.rpc.parsing.message_fields import (
     media,
     messages,
@@ -71,9 +73,11 @@ def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> Sa
         name: _number(field, request, RANGES.get(name, _ANY)) or getattr(defaults, name)
         for name, field in _NUMBERS.items()
     }
+    top_k = require_range("TopK", request.TopK, RANGES["top_k"])
     return SamplingParams(
         temperature=_number("Temperature", request, Range(0)),
-        top_k=_top_k(request.TopK, defaults.top_k),
+        # -1 disables it for this request.
+        top_k=max(top_k or defaults.top_k or 0, 0),
         penalty_window=max(request.Repeat, 0),
         logit_bias=_logit_bias(request.LogitBias),
         seed=_seed(request.Seed, defaults.seed),
@@ -87,15 +91,7 @@ def _number(field: str, request: pb.PredictOptions, bounds: Range) -> float:
     value: float = getattr(request, field)
     if not math.isfinite(value):
         raise InvalidRequestError(field, f"must be a finite number, not {value}")
-    require_range(field, value, bounds)
-    return value
-
-
-def _top_k(top_k: int, default: int | None) -> int:
-    """Return the limit: -1 disables it for this request, 0 uses the model's option."""
-    if top_k < -1:
-        raise InvalidRequestError("TopK", f"must be at least -1, not {top_k}")
-    return max(top_k or default or 0, 0)
+    return require_range(field, value, bounds)
 
 
 def _seed(seed: int, default: int | None) -> int:
@@ -172,7 +168,7 @@ def generation_call(
         constrains_calls=tuning.text.constrain_calls or any(tool.is_strict for tool in use.tools),
         thinking_budget=thinking_budget(request.Metadata, tuning.requests),
         cache_scope=_cache_scope(request, tuning.prompt_cache.cache_sharing),
-        shares_system_prompt=_shares_system_prompt(request),
+        shares_system_prompt=_known(PUBLIC_KEY, request, {PUBLIC_SYSTEM: True}, default=False),
         debug=request.Debug or request.DebugMode,
         size_bytes=size_bytes,
     )
@@ -189,7 +185,8 @@ def _params(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationPara
         cache_path=require_path("PromptCachePath", request.PromptCachePath),
         priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
         may_speculate=request.Metadata.get(SPECULATION_KEY, "") != SPECULATION_OFF,
-        max_draft_tokens=_max_draft_tokens(request.NDraft),
+        # Hosts send 0 for unset.
+        max_draft_tokens=require_range("NDraft", request.NDraft, Range(0)) or None,
     )
 
 
@@ -230,13 +227,6 @@ def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:
     return new_scope() if sharing == "none" else ""
 
 
-def _shares_system_prompt(request: pb.PredictOptions) -> bool:
-    wish = request.Metadata.get(PUBLIC_KEY, "")
-    if wish and wish != PUBLIC_SYSTEM:
-        log.info("Metadata[%r] is ignored: %r is not %r", PUBLIC_KEY, wish[:32], PUBLIC_SYSTEM)
-    return wish == PUBLIC_SYSTEM
-
-
 def _remembered(request: pb.PredictOptions, sharing: str) -> Remembered:
     """Return the part that may be stored; `PromptCacheAll` matters only with a path."""
     is_private = sharing == "none" and not request.Metadata.get(SCOPE_KEY)
@@ -267,18 +257,7 @@ def _stop_strings(stop_prompts: Iterable[str]) -> tuple[str, ...]:
     return distinct
 
 
-def _max_draft_tokens(count: int) -> int | None:
-    """Return the maximum tokens of a draft; hosts send 0 for unset."""
-    if count < 0:
-        raise InvalidRequestError("NDraft", f"is negative: {count}")
-    return count or None
-
-
 def _top_logprobs(request: pb.PredictOptions) -> int | None:
     """Return the larger of the two fields: the host sets both, other callers either."""
-    for field in ("Logprobs", "TopLogprobs"):
-        asked = getattr(request, field)
-        if not 0 <= asked <= MAX_TOP_LOGPROBS:
-            problem = f"must be between 0 and {MAX_TOP_LOGPROBS}, not {asked}"
-            raise InvalidRequestError(field, problem)
-    return max(request.Logprobs, request.TopLogprobs) or None
+    fields, bounds = ("Logprobs", "TopLogprobs"), Range(0, MAX_TOP_LOGPROBS)
+    return max(require_range(field, getattr(request, field), bounds) for field in fields) or None

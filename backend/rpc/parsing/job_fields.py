@@ -9,9 +9,11 @@ from backend.errors import InvalidRequestError
 from backend.jobs.job import EXPORT_FORMS, Export, FineTuning, Quantization
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.checks import (
+    Range,
     require_at_most,
     require_path,
     require_printable,
+    require_range,
     require_truth,
 )
 
@@ -57,6 +59,7 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
         problem = f"{request.dataset_split!r}: only the split 'train' of a dataset is trained on"
         raise InvalidRequestError("dataset_split", problem)
     extra = request.extra_options
+    learning_rate = require_range("learning_rate", request.learning_rate, Range(0, 1))
     return FineTuning(
         model=_required_path("model", request.model),
         models_dir=models_dir,
@@ -67,7 +70,7 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
         alpha=_positive("adapter_alpha", request.adapter_alpha, FINE_TUNING.alpha),
         dropout=_share("adapter_dropout", request.adapter_dropout),
         targets=_targets(request.target_modules),
-        learning_rate=_rate(request.learning_rate),
+        learning_rate=learning_rate or FINE_TUNING.learning_rate,
         epochs=_positive("num_epochs", request.num_epochs, FINE_TUNING.epochs),
         batch_size=_positive("batch_size", request.batch_size, FINE_TUNING.batch_size),
         accumulation=_positive(
@@ -137,9 +140,7 @@ def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _positive(field: str, value: int, default: int) -> int:
-    if value < 0:
-        raise InvalidRequestError(field, f"must not be negative, and is {value}")
-    return value or default
+    return require_range(field, value, Range(0)) or default
 
 
 def _targets(names: Sequence[str]) -> tuple[str, ...]:
@@ -166,14 +167,8 @@ def _weight_decay(request: pb.FineTuneRequest) -> float:
 
 def _share(field: str, value: float) -> float:
     if not 0.0 <= value < 1.0:
-        raise InvalidRequestError(field, f"must be at least 0 and below 1, and is {value:g}")
+        raise InvalidRequestError(field, f"must be at least 0 and below 1, not {value:g}")
     return value
-
-
-def _rate(value: float) -> float:
-    if not 0.0 <= value <= 1.0:
-        raise InvalidRequestError("learning_rate", f"must be between 0 and 1, and is {value:g}")
-    return value or FINE_TUNING.learning_rate
 
 
 def _number(extra: Mapping[str, str], key: str) -> int:

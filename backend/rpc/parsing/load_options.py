@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -23,19 +23,19 @@ from backend.core.scoring import Pooling, RerankerKind
 from backend.errors import InvalidRequestError
 from backend.formats.format import FORCED
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.checks import JsonObject, parse_json, require_object, require_path
+from backend.rpc.parsing.checks import (
+    JsonObject,
+    Range,
+    parse_json,
+    require_object,
+    require_path,
+    require_range,
+)
 from common.options import OptionField, OptionValue, option_fields, split_entry
 
 OPTION_FIELDS = option_fields(TuningOptions)
 _PARSER = "tool_parser"
 _FORCED_PARSER = f"{_PARSER}{FORCED}"
-
-
-class Range(NamedTuple):
-    """Inclusive bounds of a number."""
-
-    low: float
-    high: float = math.inf
 
 
 RANGES = {
@@ -166,14 +166,6 @@ def check_range(field: str, name: str, value: OptionValue) -> None:
         require_range(field, value, RANGES[name])
 
 
-def require_range(field: str, value: float, bounds: Range) -> None:
-    """Refuse a number beyond bounds; not a number is beyond all."""
-    low, high = bounds
-    if not low <= value <= high:
-        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise InvalidRequestError(field, f"must be {limits}, not {value:g}")
-
-
 def _check_choice(field: str, name: str, value: OptionValue) -> None:
     choices = CHOICES.get(name)
     if choices is not None and value is not None and value not in choices:
@@ -295,15 +287,16 @@ def model_options(
         log.warning("LoraBase is ignored: an adapter applies to the model it is loaded with")
     tuning = tuning_options(request.Options, request.EngineArgs, defaults)
     tuning = _with_draft_model(_with_cache_types(tuning, request), request)
+    utilization = require_range("GPUMemoryUtilization", request.GPUMemoryUtilization, Range(0, 1))
     return ModelOptions(
         model=request.Model or request.ModelFile,
         model_file=request.ModelFile,
         models_dir=Path(request.ModelPath) if request.ModelPath else None,
         tokenizer=request.Tokenizer,
         trust_remote_code=request.TrustRemoteCode,
-        max_model_len=_max_model_len(request.MaxModelLen),
+        max_model_len=require_range("MaxModelLen", request.MaxModelLen, Range(0)) or None,
         dtype=_dtype(request.DType),
-        memory_utilization=_memory_utilization(request.GPUMemoryUtilization),
+        memory_utilization=utilization or MEMORY_UTILIZATION,
         # Hosts send -1 or 0 for as many as there are cores.
         threads=request.Threads if request.Threads > 0 else None,
         adapters=_adapters(request),
@@ -350,19 +343,6 @@ def _for_experts(tuning: TuningOptions) -> TuningOptions:
     return tuning.updated(speculation="off")
 
 
-def _max_model_len(limit: int) -> int | None:
-    if limit < 0:
-        raise InvalidRequestError("MaxModelLen", f"is negative: {limit}")
-    return limit or None
-
-
-def _memory_utilization(share: float) -> float:
-    """Return the given share, or the default for 0."""
-    if not 0.0 <= share <= 1.0:
-        raise InvalidRequestError("GPUMemoryUtilization", f"must be between 0 and 1, not {share:g}")
-    return share or MEMORY_UTILIZATION
-
-
 def _media_limits(request: pb.ModelOptions) -> MediaLimits:
     """Return the given limits, or the defaults for 0."""
     fields = {
@@ -370,10 +350,10 @@ def _media_limits(request: pb.ModelOptions) -> MediaLimits:
         "audios": "LimitAudioPerPrompt",
         "videos": "LimitVideoPerPrompt",
     }
-    given: dict[str, int] = {name: getattr(request, field) for name, field in fields.items()}
-    for name, limit in given.items():
-        if limit < 0:
-            raise InvalidRequestError(fields[name], f"is negative: {limit}")
+    given: dict[str, int] = {
+        name: require_range(field, getattr(request, field), Range(0))
+        for name, field in fields.items()
+    }
     return MediaLimits(**{name: limit for name, limit in given.items() if limit})
 
 

@@ -31,11 +31,13 @@ from backend.pb import backend_pb2 as pb
 from backend.pipeline.decisions import Verdict
 from backend.pipeline.transcribe import Transcript, TranscriptionCall
 from backend.rpc.parsing.checks import (
+    Range,
     refuse_mistyped,
     require_at_most,
     require_name,
     require_path,
     require_printable,
+    require_range,
 )
 
 _EMBEDDINGS = pb.EmbeddingResult.EMBEDDINGS_FIELD_NUMBER
@@ -92,11 +94,9 @@ def rerank_call(request: pb.RerankRequest) -> RerankCall:
     if not request.query:
         raise InvalidRequestError("query", "is empty")
     _require_texts("documents", request.documents)
-    if request.top_n < 0:
-        raise InvalidRequestError("top_n", f"is negative: {request.top_n}")
-    return RerankCall(
-        query=request.query, documents=tuple(request.documents), max_results=request.top_n or None
-    )
+    most = require_range("top_n", request.top_n, Range(0)) or None
+    documents = tuple(request.documents)
+    return RerankCall(query=request.query, documents=documents, max_results=most)
 
 
 def rerank_result(ranking: Ranking) -> pb.RerankResult:
@@ -181,10 +181,8 @@ def classify_call(request: pb.TokenClassifyRequest) -> ClassifyCall:
     require_at_most("labels", request.labels, MAX_LABELS)
     for i, label in enumerate(request.labels):
         require_name(f"labels[{i}]", require_printable(f"labels[{i}]", label, MAX_LABEL_CHARS))
-    if not 0.0 <= request.threshold <= 1.0:
-        problem = f"must be between 0 and 1, not {request.threshold:g}"
-        raise InvalidRequestError("threshold", problem)
-    return ClassifyCall(request.text, request.threshold, tuple(dict.fromkeys(request.labels)))
+    threshold = require_range("threshold", request.threshold, Range(0, 1))
+    return ClassifyCall(request.text, threshold, tuple(dict.fromkeys(request.labels)))
 
 
 def classify_response(entities: Sequence[Entity]) -> pb.TokenClassifyResponse:

@@ -73,4 +73,4 @@ def test_limits_come_with_the_model_and_zero_is_the_default():
 def test_a_negative_limit_is_refused(field):
     with pytest.raises(InvalidRequestError) as caught:
         limits_of(**{field: -1})
-    assert str(caught.value) == f"{field}: is negative: -1"
+    assert str(caught.value) == f"{field}: must be at least 0, not -1"

@@ -103,7 +103,7 @@ def test_adapters_have_a_scale_of_1_unless_told(given, adapters):
     ("given", "message"),
     [
         ({"Model": ""}, "Model: is empty, and so is ModelFile"),
-        ({"MaxModelLen": -1}, "MaxModelLen: is negative: -1"),
+        ({"MaxModelLen": -1}, "MaxModelLen: must be at least 0, not -1"),
         (
             {"CacheTypeKey": "int8"},
             "CacheTypeKey: 'int8' is unknown; known are f16, bf16, f32, q8_0",
