@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
-from backend.cli.render import LABEL_STYLE, printable
+from backend.cli.render import facts_table, printable
 from backend.cli.status import inspect
 from backend.pb import backend_pb2 as pb
 
@@ -243,9 +243,7 @@ async def _measured(address: str, token: str, load: Load) -> tuple[str, Figures]
 
 
 def _table(model: str, load: Load, figures: Figures) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style=LABEL_STYLE)
-    table.add_column()
+    table = facts_table()
     if model:
         table.add_row("model", printable(model))
     prompts, replies = _range(*figures.prompt_tokens), _range(*figures.tokens)

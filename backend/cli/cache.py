@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
-from backend.cli.render import LABEL_STYLE, QUIET_STYLE, printable
+from backend.cli.render import LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.cli.status import disk_cache_facts, plain, prompt_cache_facts, share
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES
 from backend.pb import backend_pb2 as pb
@@ -70,9 +70,7 @@ def report(reply: pb.InspectPromptCacheReply, *, has_words: bool) -> RenderableT
 
 
 def _facts(reply: pb.InspectPromptCacheReply) -> Table:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style=LABEL_STYLE)
-    facts.add_column()
+    facts = facts_table()
     facts.add_row("cache", prompt_cache_facts(reply.books))
     if reply.books.disk.bytes:
         facts.add_row("disk", disk_cache_facts(reply.books.disk))

@@ -22,24 +22,24 @@ from backend.cli.pull import DamagedError, cached_models, pull
 from backend.cli.render import (
     ERROR_STYLE,
     QUIET_STYLE,
-    Turn,
     encoded,
     model_options,
     named_pictures,
     print_labelled,
     print_reply,
     printable,
+    reply_message,
     tool_message,
     user_message,
 )
 from backend.cli.server_process import ServerError, ServerProcess
 from backend.cli.status import inspect
 from backend.config import ModelOptions
-from backend.core.prompt import ToolCall
 from backend.core.step import Usage
 from backend.demo import WEATHER_TOOL
 from backend.errors import BackendError
 from backend.model.checkpoint.hub import HubModel, resolve
+from backend.output.collect import CollectedCall, Completion
 from backend.pb import backend_pb2 as pb
 
 CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "foggy")
@@ -54,17 +54,17 @@ class Toolbox:
     """
 
     schemas: str
-    answer: Callable[[ToolCall], str]
+    answer: Callable[[CollectedCall], str]
 
-    def answers(self, turn: Turn) -> list[pb.Message]:
-        """Answer the calls of a turn, in their order."""
-        return [tool_message(call, self.answer(call)) for call in turn.calls]
+    def answers(self, reply: Completion) -> list[pb.Message]:
+        """Answer the calls of a reply, in their order."""
+        return [tool_message(call, self.answer(call)) for call in reply.tool_calls]
 
 
 def weather_toolbox(console: Console) -> Toolbox:
     """Return the demo's weather tool; it makes the weather up."""
 
-    def answer(call: ToolCall) -> str:
+    def answer(call: CollectedCall) -> str:
         result = made_up_weather(call)
         print_labelled(console, "tool", result)
         return result
@@ -90,7 +90,7 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
     )
 
 
-def made_up_weather(call: ToolCall) -> str:
+def made_up_weather(call: CollectedCall) -> str:
     """Return a fictional weather report as JSON, the same for the same arguments."""
     digest = zlib.crc32(call.arguments.encode())
     condition = CONDITIONS[digest % len(CONDITIONS)]
@@ -130,29 +130,23 @@ class ChatSettings:
     toolbox: Toolbox | None = None
 
 
+@dataclass(eq=False)
 class Chat:
-    """One conversation; a failed or cancelled reply is dropped with its question."""
+    """One conversation; a failed or cancelled reply is dropped with its question.
 
-    def __init__(
-        self,
-        console: Console,
-        client: BackendClient,
-        runner: asyncio.Runner,
-        settings: ChatSettings,
-        place: str = "",
-    ) -> None:
-        """Create a conversation.
+    Attributes:
+        client: Lives on the runner's event loop.
+        runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
+        place: The model and the address, shown at the start.
+    """
 
-        Args:
-            client: Lives on the runner's event loop.
-            runner: Runs one reply at a time, and turns Ctrl-C into its cancellation.
-            place: The model and the address, shown at the start.
-        """
-        self._console = console
-        self._client = client
-        self._runner = runner
-        self._settings = settings
-        self._place = place
+    console: Console
+    client: BackendClient
+    runner: asyncio.Runner
+    settings: ChatSettings
+    place: str = ""
+
+    def __post_init__(self) -> None:
         self._messages = self._opening()
         # Of the whole conversation, and of the next message.
         self._pictures: list[str] = []
@@ -161,7 +155,7 @@ class Chat:
 
     def run(self) -> None:
         """Read and answer lines until the user leaves: by /exit, Ctrl-C or the end of input."""
-        self._say(f"{self._place}\n{GREETING}" if self._place else GREETING, QUIET_STYLE)
+        self._say(f"{self.place}\n{GREETING}" if self.place else GREETING, QUIET_STYLE)
         while (text := self._read()) is not None:
             if text == "/exit":
                 return
@@ -177,11 +171,11 @@ class Chat:
         lines = []
         prompt = PROMPT
         try:
-            while (line := self._console.input(prompt).strip()).endswith(CONTINUED):
+            while (line := self.console.input(prompt).strip()).endswith(CONTINUED):
                 lines.append(line.removesuffix(CONTINUED))
                 prompt = CONTINUING_PROMPT
         except (EOFError, KeyboardInterrupt):
-            self._console.print()
+            self.console.print()
             return None
         return "\n".join([*lines, line])
 
@@ -197,7 +191,7 @@ class Chat:
             case "/clear":
                 self._begin("a new conversation")
             case "/system":
-                self._settings = replace(self._settings, system=argument)
+                self.settings = replace(self.settings, system=argument)
                 self._begin("a new conversation with this system message")
             case "/tools":
                 self._offer(argument)
@@ -220,11 +214,11 @@ class Chat:
     def _offer(self, path: str) -> None:
         """Offer the tools of a file, or none without a path."""
         try:
-            toolbox = read_toolbox(self._console, Path(path)) if path else None
+            toolbox = read_toolbox(self.console, Path(path)) if path else None
         except (OSError, ValueError) as error:
             self._say(printable(str(error)), ERROR_STYLE)
             return
-        self._settings = replace(self._settings, toolbox=toolbox)
+        self.settings = replace(self.settings, toolbox=toolbox)
         self._say(f"offering the tools of {path}" if path else "offering no tools", QUIET_STYLE)
 
     def _ask(self, text: str) -> None:
@@ -243,17 +237,17 @@ class Chat:
     def _answered(self, messages: list[pb.Message]) -> list[pb.Message]:
         """Return the conversation with the reply, and the calls before it."""
         while True:
-            increments = self._client.stream(self._request(messages))
-            turn = self._runner.run(print_reply(self._console, increments))
-            self._usages.append(turn.usage)
-            messages = [*messages, turn.message()]
-            toolbox = self._settings.toolbox
-            if not turn.calls or toolbox is None:
+            increments = self.client.stream(self._request(messages))
+            reply = self.runner.run(print_reply(self.console, increments))
+            self._usages.append(reply.usage)
+            messages = [*messages, reply_message(reply)]
+            toolbox = self.settings.toolbox
+            if not reply.tool_calls or toolbox is None:
                 return messages
-            messages += toolbox.answers(turn)
+            messages += toolbox.answers(reply)
 
     def _request(self, messages: Sequence[pb.Message]) -> pb.PredictOptions:
-        settings = self._settings
+        settings = self.settings
         thinking = settings.thinking
         return pb.PredictOptions(
             UseTokenizerTemplate=True,
@@ -267,11 +261,11 @@ class Chat:
         )
 
     def _opening(self) -> list[pb.Message]:
-        system = self._settings.system
+        system = self.settings.system
         return [pb.Message(role="system", content=system)] if system else []
 
     def _say(self, text: str, style: str) -> None:
-        self._console.print(Text(text, style), soft_wrap=True)
+        self.console.print(Text(text, style), soft_wrap=True)
 
 
 def _totals(usages: Sequence[Usage]) -> str:

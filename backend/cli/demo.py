@@ -11,7 +11,14 @@ from rich.console import Console
 
 from backend.cli.chat import weather_toolbox
 from backend.cli.client import BackendClient, CallError, token_option
-from backend.cli.render import model_options, print_labelled, print_reply, printable, user_message
+from backend.cli.render import (
+    model_options,
+    print_labelled,
+    print_reply,
+    printable,
+    reply_message,
+    user_message,
+)
 from backend.cli.server_process import ServerError, ServerProcess
 from backend.demo import MODEL_DIR
 from backend.pb import backend_pb2 as pb
@@ -58,10 +65,10 @@ async def hold_conversation(console: Console, client: BackendClient) -> None:
     toolbox = weather_toolbox(console)
     messages = [user_message(QUESTION)]
     print_labelled(console, "user", QUESTION)
-    turn = await print_reply(console, client.stream(_request(messages, toolbox.schemas)))
-    if not turn.calls:
+    reply = await print_reply(console, client.stream(_request(messages, toolbox.schemas)))
+    if not reply.tool_calls:
         raise DemoError("the model did not call the tool")
-    messages += [turn.message(), *toolbox.answers(turn)]
+    messages += [reply_message(reply), *toolbox.answers(reply)]
     answer = await print_reply(console, client.stream(_request(messages, toolbox.schemas)))
     if not answer.content.strip():
         raise DemoError("the model did not answer")

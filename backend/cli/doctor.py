@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,20 +69,9 @@ class Finding:
     remedy: str = ""
 
 
-def good(subject: str, text: str) -> Finding:
-    """Return a finding without a problem."""
-    return Finding(Verdict.GOOD, subject, text)
-
-
-def warning(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding of a minor problem."""
-    return Finding(Verdict.WARNING, subject, text, remedy)
-
-
-def bad(subject: str, text: str, remedy: str) -> Finding:
-    """Return a finding of a problem that keeps the backend from working."""
-    return Finding(Verdict.BAD, subject, text, remedy)
-
+good = partial(Finding, Verdict.GOOD)
+warning = partial(Finding, Verdict.WARNING)
+bad = partial(Finding, Verdict.BAD)
 
 OLDEST_PYTHON = (3, 11)
 
@@ -230,7 +220,7 @@ def _wired_limit(memory: int, working_set: int) -> Finding:
         return good("wired limit", text)
     megabytes = int(0.85 * memory / 2**20)
     remedy = f"for larger models: sudo sysctl iogpu.wired_limit_mb={megabytes}"
-    return Finding(Verdict.GOOD, "wired limit", text, remedy)
+    return good("wired limit", text, remedy)
 
 
 HOST_PROGRAM = "local-ai"

@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
+from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.config import ModelOptions, TuningOptions
 from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
 from common.openblas import attach, find_openblas, is_wanted
@@ -40,11 +40,7 @@ _GROWN = 1.5
 
 def table(forecast: Forecast) -> RenderableType:
     """Return the whole report for a terminal."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style=LABEL_STYLE)
-    facts.add_column()
-    for label, text in _facts(forecast):
-        facts.add_row(label, printable(text))
+    facts = facts_table((label, printable(text)) for label, text in _facts(forecast))
     parts: list[RenderableType] = [facts, Text()]
     if forecast.has_room and forecast.caches:
         parts += [_requests(forecast), Text()]
@@ -53,6 +49,7 @@ def table(forecast: Forecast) -> RenderableType:
 
 def values(forecast: Forecast) -> dict[str, Any]:
     """Return the report as JSON values, sizes in bytes."""
+    experts = forecast.experts
     return {
         "model": forecast.card.name,
         "type": forecast.card.model_type,
@@ -66,7 +63,7 @@ def values(forecast: Forecast) -> dict[str, Any]:
         "draft_model": forecast.draft.name if forecast.draft else "",
         "draft_weights_bytes": forecast.draft.weights_bytes if forecast.draft else 0,
         "media_bytes": forecast.media_bytes,
-        "experts": _expert_values(forecast),
+        "experts": experts and {**asdict(experts), "tokens_per_s": experts.tokens_per_s},
         "memory_bytes": forecast.memory_bytes,
         "kv_budget_bytes": forecast.budget_bytes,
         "fits": forecast.has_room,
@@ -86,12 +83,6 @@ def values(forecast: Forecast) -> dict[str, Any]:
         ],
         "options": list(options(forecast)),
     }
-
-
-def _expert_values(forecast: Forecast) -> dict[str, float] | None:
-    if (experts := forecast.experts) is None:
-        return None
-    return {**asdict(experts), "tokens_per_s": experts.tokens_per_s}
 
 
 def lengths(forecast: Forecast) -> list[int]:

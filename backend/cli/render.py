@@ -2,82 +2,20 @@
 
 import base64
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, assert_never
 
-from msgspec.structs import replace
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
-from backend.core.prompt import ToolCall
 from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
+from backend.output.collect import CollectedCall, Collector, Completion
 from backend.pb import backend_pb2 as pb
-
-
-@dataclass(slots=True)
-class Turn:
-    """One reply of the model, as far as it has arrived."""
-
-    content: str = ""
-    reasoning: str = ""
-    usage: Usage = field(default_factory=Usage)
-    _calls: dict[int, ToolCall] = field(default_factory=dict)
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The tool calls, in order."""
-        return tuple(self._calls[index] for index in sorted(self._calls))
-
-    def add(self, increment: Increment) -> None:
-        """Append an increment."""
-        self.usage = increment.usage
-        for delta in increment.deltas:
-            match delta:
-                case ContentDelta(text):
-                    self.content += text
-                case ReasoningDelta(text):
-                    self.reasoning += text
-                case ToolCallDelta():
-                    self._add_call(delta)
-                case _:
-                    assert_never(delta)
-
-    def message(self) -> pb.Message:
-        """Return the turn as a message of the next request."""
-        calls = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in self.calls
-        ]
-        return pb.Message(
-            role="assistant",
-            content=self.content,
-            reasoning_content=self.reasoning,
-            tool_calls=json.dumps(calls, ensure_ascii=False) if calls else "",
-        )
-
-    def _add_call(self, piece: ToolCallDelta) -> None:
-        call = self._calls.get(piece.index, ToolCall(call_id="", name="", arguments=""))
-        self._calls[piece.index] = extended(call, piece)
-
-
-def extended(call: ToolCall, piece: ToolCallDelta) -> ToolCall:
-    """Return a call with one more piece: id and name replace, arguments append."""
-    return replace(
-        call,
-        call_id=piece.call_id or call.call_id,
-        name=piece.name or call.name,
-        arguments=call.arguments + piece.arguments,
-    )
-
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"})
 
@@ -100,7 +38,25 @@ def user_message(text: str) -> pb.Message:
     return pb.Message(role="user", content=text)
 
 
-def tool_message(call: ToolCall, result: str) -> pb.Message:
+def reply_message(reply: Completion) -> pb.Message:
+    """Return a reply as a message of the next request."""
+    calls = [
+        {
+            "id": call.call_id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in reply.tool_calls
+    ]
+    return pb.Message(
+        role="assistant",
+        content=reply.content,
+        reasoning_content=reply.reasoning,
+        tool_calls=json.dumps(calls, ensure_ascii=False) if calls else "",
+    )
+
+
+def tool_message(call: CollectedCall, result: str) -> pb.Message:
     """Return the result of a call."""
     return pb.Message(role="tool", name=call.name, tool_call_id=call.call_id, content=result)
 
@@ -126,6 +82,16 @@ def printable(text: str) -> str:
     return text.translate(_CONTROL_CHARACTERS)
 
 
+def facts_table(rows: Iterable[tuple[str, RenderableType]] = ()) -> Table:
+    """Return a table of labels and facts."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style=LABEL_STYLE)
+    facts.add_column()
+    for row in rows:
+        facts.add_row(*row)
+    return facts
+
+
 def statistics(usage: Usage) -> str:
     """Return a reply's counts and its speed in one line."""
     parts = [f"{usage.completion_tokens} tokens"]
@@ -140,22 +106,23 @@ def print_labelled(console: Console, label: str, text: str) -> None:
     console.print(Text.assemble((f"{label:<8}", LABEL_STYLE), printable(text)), soft_wrap=True)
 
 
-async def print_reply(console: Console, increments: AsyncGenerator[Increment, None]) -> Turn:
-    """Print a reply while it arrives and its statistics, and return the turn.
+async def print_reply(console: Console, increments: AsyncGenerator[Increment, None]) -> Completion:
+    """Print a reply while it arrives and its statistics, and return it.
 
     The generator is always closed: an interrupted reply is cancelled.
     """
-    turn = Turn()
+    collector = Collector()
     waiting = console.status("")
     with waiting, ReplyPrinter(console) as printer:
         async with aclosing(increments):
             async for increment in increments:
                 waiting.stop()
-                turn.add(increment)
+                collector.add(increment)
                 for delta in increment.deltas:
                     printer.show(delta)
-    console.print(Text(statistics(turn.usage), QUIET_STYLE))
-    return turn
+    reply = collector.completion
+    console.print(Text(statistics(reply.usage), QUIET_STYLE))
+    return reply
 
 
 class ReplyPrinter:
@@ -218,12 +185,13 @@ class _CallBox:
     def __init__(self, console: Console, index: int) -> None:
         self.index = index
         self._console = console
-        self._call = ToolCall(call_id="", name="", arguments="")
+        self._name = self._arguments = ""
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
     def add(self, piece: ToolCallDelta) -> None:
-        self._call = extended(self._call, piece)
+        self._name = piece.name or self._name
+        self._arguments += piece.arguments
         self._live.update(self._panel(), refresh=True)
 
     def close(self) -> None:
@@ -231,5 +199,5 @@ class _CallBox:
         self._console.print(self._panel())
 
     def _panel(self) -> Panel:
-        text = Text(printable(f"{self._call.name}({self._call.arguments})"))
+        text = Text(printable(f"{self._name}({self._arguments})"))
         return Panel(text, title="tool call", title_align="left", expand=False)

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
-from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, printable
+from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.core.metric_table import METRICS, totals
 from backend.pb import backend_pb2 as pb
 
@@ -98,11 +98,7 @@ _PHASE_STYLES = {"active": "green", "prefilling": "yellow", "waiting": QUIET_STY
 
 def dashboard(inspection: Inspection, *, all_memory: bool = False) -> RenderableType:
     """Return the frame of one snapshot; unless asked for all, with the main parts of the memory."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style=LABEL_STYLE)
-    facts.add_column()
-    for label, content in _facts(inspection, all_memory=all_memory):
-        facts.add_row(label, content)
+    facts = facts_table(_facts(inspection, all_memory=all_memory))
     requests = inspection.report.requests
     return Group(facts, Text(), _Requests(requests)) if requests else facts
 

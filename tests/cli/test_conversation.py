@@ -3,37 +3,22 @@ import json
 import pytest
 
 from backend.cli.chat import made_up_weather, read_toolbox
-from backend.cli.render import Turn, model_options, tool_message
-from backend.core.prompt import ToolCall
+from backend.cli.render import model_options, reply_message, tool_message
 from backend.core.step import ContentDelta, Increment, ReasoningDelta, ToolCallDelta, Usage
+from backend.output.collect import CollectedCall, Collector
 
-CALL = ToolCall(call_id="a", name="f", arguments='{"x": 1}')
+CALL = CollectedCall(0, "a", "f", '{"x": 1}')
 
 
-def turn_of(*deltas):
-    turn = Turn()
+def message_of(*deltas):
+    collector = Collector()
     for count, delta in enumerate(deltas, start=1):
-        turn.add(Increment((delta,), Usage(completion_tokens=count)))
-    return turn
-
-
-def test_a_turn_is_the_fold_of_its_increments():
-    turn = turn_of(ReasoningDelta("h"), ReasoningDelta("m"), ContentDelta("Hi"), ContentDelta("!"))
-    assert (turn.reasoning, turn.content, turn.usage.completion_tokens) == ("hm", "Hi!", 4)
-
-
-def test_pieces_of_calls_are_joined_by_index():
-    turn = turn_of(
-        ToolCallDelta(0, "a", "f"),
-        ToolCallDelta(1, "b", "g", "{}"),
-        ToolCallDelta(0, arguments='{"x"'),
-        ToolCallDelta(0, arguments=": 1}"),
-    )
-    assert turn.calls == (CALL, ToolCall(call_id="b", name="g", arguments="{}"))
+        collector.add(Increment((delta,), Usage(completion_tokens=count)))
+    return reply_message(collector.completion)
 
 
 def test_a_turn_goes_back_with_its_thought_and_its_calls():
-    message = turn_of(ReasoningDelta("hm"), ToolCallDelta(0, "a", "f", '{"x": 1}')).message()
+    message = message_of(ReasoningDelta("hm"), ToolCallDelta(0, "a", "f", '{"x": 1}'))
     assert (message.role, message.reasoning_content) == ("assistant", "hm")
     assert json.loads(message.tool_calls) == [
         {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -41,7 +26,7 @@ def test_a_turn_goes_back_with_its_thought_and_its_calls():
 
 
 def test_a_turn_without_calls_has_none():
-    assert turn_of(ContentDelta("Hi")).message().tool_calls == ""
+    assert message_of(ContentDelta("Hi")).tool_calls == ""
 
 
 def test_a_result_names_its_call():
