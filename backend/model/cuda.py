@@ -214,17 +214,14 @@ _CASE = (
 )
 
 
-def _names(count: int) -> list[str]:
-    return [f"{letter}{i}" for i in range(count) for letter in "kv"]
-
-
 @cache
 def _attend_kernel(count: int) -> _Kernel:
     """Return the kernel for keys and values in so many arrays."""
     source = _lean(_ATTEND).replace("CASES", "\n".join(_CASE.format(i=i) for i in range(count)))
+    sources = [f"{letter}{i}" for i in range(count) for letter in "kv"]
     kernel: _Kernel = mx.fast.cuda_kernel(
         name=f"attend_pieces_{count}",
-        input_names=["queries", "table", "scale", "sinks", *_names(count)],
+        input_names=["queries", "table", "scale", "sinks", *sources],
         output_names=["out", "stats"],
         header=_lean(_HEADER),
         source=source,

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import mlx.core as mx
 from mlx import nn
@@ -57,16 +57,6 @@ def without_towers(name: str, towers: Mapping[str, str]) -> Iterator[None]:
     finally:
         vars(family).update(known)
         family.Model.sanitize = sanitize
-
-
-class Decider(Protocol):
-    """A decision model."""
-
-    def states(self, ids: mx.array, mask: mx.array) -> mx.array:
-        """Return the hidden states [B, T, D] of texts."""
-
-    def answer(self, asked: Asked) -> tuple[mx.array, mx.array | None]:
-        """Return the logits [B, K] of all options, and probabilities [B] of acting on them."""
 
 
 class _Wrapper:

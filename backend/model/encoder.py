@@ -323,22 +323,24 @@ def _setting(config: Mapping[str, Any], key: str, default: Any) -> Any:  # noqa:
 
 
 def _require_marks(family: _Family, tokenizer: Tokenizer) -> None:
-    if missing := [mark for mark in family.marks if tokenizer.token_id(mark) is None]:
-        raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
     roles = [f"{role}_token" for role in family.roles]
-    if missing := [role for role in roles if getattr(tokenizer.hf, role) is None]:
+    missing = [mark for mark in family.marks if tokenizer.token_id(mark) is None]
+    missing = missing or [role for role in roles if getattr(tokenizer.hf, role) is None]
+    if missing:
         raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
+
+
+_OBSTACLES = {
+    ModelKind.CROSS_ENCODER: "the model is a cross-encoder: it reranks",
+    ModelKind.TAGGER: "the model is a token classifier: it finds entities",
+    ModelKind.EXTRACTOR: "the model is an entity extractor: it finds labels",
+    ModelKind.DECIDER: "the model is a decision model: it answers questions",
+}
 
 
 def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
-    if kind is ModelKind.CROSS_ENCODER:
-        return EmbeddingProfile(obstacle="the model is a cross-encoder: it reranks")
-    if kind is ModelKind.TAGGER:
-        return EmbeddingProfile(obstacle="the model is a token classifier: it finds entities")
-    if kind is ModelKind.EXTRACTOR:
-        return EmbeddingProfile(obstacle="the model is an entity extractor: it finds labels")
-    if kind is ModelKind.DECIDER:
-        return EmbeddingProfile(obstacle="the model is a decision model: it answers questions")
+    if obstacle := _OBSTACLES.get(kind):
+        return EmbeddingProfile(obstacle=obstacle)
     profile = encoder_profile(directory)
     if profile.obstacle:
         raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")
@@ -348,11 +350,7 @@ def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
 def _lazy_network(
     options: ModelOptions, directory: Path, family: _Family, kind: ModelKind, labels: int
 ) -> Network:
-    """Build the network without reading weights into memory.
-
-    Args:
-        labels: Of tokens; 0 for a network of another kind.
-    """
+    """Build the network without reading weights; `labels` is 0 unless tokens have some."""
     load = _import_loader(directory).load_encoder_model
     with _towers_left_out(family):
         network = load(

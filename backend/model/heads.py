@@ -85,11 +85,7 @@ class StateReader:
     def __init__(
         self, head: Network, tapped: Sequence[Network], width: int, dtype: mx.Dtype
     ) -> None:
-        """Wrap a module of upstream.
-
-        Args:
-            width: Of the states of all tapped modules.
-        """
+        """Wrap a module of upstream; `width` is of the states of all tapped modules."""
         self.tapped = tapped
         self.token_bytes = width * dtype.size
         self._head = head
@@ -344,12 +340,8 @@ def build_nextn(directory: Path, network: Network, form: HeadWeights) -> MtpNetw
     head = _built(text, config, read_weights(directory, _rename_from(prefix, is_split=is_split)))
     form.settle(head)
     has_index = "indexer" in head.layers[0].self_attn
-    layer_cache = _with_index if has_index else KVCache
+    layer_cache = (lambda: CacheList(KVCache(), KVCache())) if has_index else KVCache
     return MtpNetwork(head, network, masks_are_arrays=True, layer_cache=layer_cache)
-
-
-def _with_index() -> CacheList:
-    return CacheList(KVCache(), KVCache())
 
 
 def _rename_from(prefix: str, *, is_split: bool) -> Callable[[str], str | None]:

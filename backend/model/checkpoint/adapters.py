@@ -142,7 +142,8 @@ def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Pa
     """
     directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
     for adapter, directory in zip(adapters, directories, strict=True):
-        _fuse(network)
+        fused = [(name, layer.fuse()) for name, layer in _lora_layers(network)]
+        network.update_modules(tree_unflatten(fused))
         _apply(network, adapter, directory)
 
 
@@ -162,11 +163,6 @@ def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
     for _, layer in layers:
         layer.scale *= adapter.scale
     network.eval()
-
-
-def _fuse(network: Network) -> None:
-    fused = [(name, layer.fuse()) for name, layer in _lora_layers(network)]
-    network.update_modules(tree_unflatten(fused))
 
 
 def _lora_layers(network: Network) -> list[tuple[str, Network]]:

@@ -360,7 +360,7 @@ def attention_spans(config: Mapping[str, Any]) -> frozenset[int]:
     """
     text = {k: v for k, v in config.items() if not k.startswith(_TOWER_PREFIXES)}
     spans: set[int] = set()
-    for level in _parts_of(text):
+    for _, level in _levels(text):
         named = {name: value for name, value in level.items() if isinstance(value, int)}
         spans.update(value for name, value in named.items() if _SPAN_NAME.search(name))
         block, count = named.get("sparse_block_size", 0), named.get("sparse_topk_blocks", 0)
@@ -388,15 +388,6 @@ def read_json(path: Path, kind: type[Json]) -> Json:
     if not isinstance(value, kind):
         raise LoadError(f"{path} is not a JSON {_JSON_NAMES[kind]}")
     return value
-
-
-def _parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a configuration and those nested in it for parts of the model."""
-    levels = [config]
-    while levels:
-        level = levels.pop()
-        yield level
-        levels += [value for value in level.values() if isinstance(value, Mapping)]
 
 
 def _found(directory: Path) -> str:

@@ -42,11 +42,10 @@ def _take_masks_of_batches(network: Network) -> None:
 def _masked_by_row(kind: type) -> type:
     def call(
         self: Untyped, x: mx.array, mask: mx.array | None = None, cache: Untyped = None
-    ) -> mx.array:
+    ) -> Untyped:
         if mask is not None and mask.ndim == _GROUPED_AXES - 1:
             mask = mask[:, :, None]
-        output: mx.array = kind.__call__(self, x, mask, cache)
-        return output
+        return kind.__call__(self, x, mask, cache)
 
     return _derived(kind, call)
 
@@ -63,11 +62,7 @@ def _scale_embeddings(model: Network) -> None:
 
 
 def _scaled(kind: type, factor: float) -> type:
-    def call(self: Untyped, token_ids: mx.array) -> mx.array:
-        output: mx.array = kind.__call__(self, token_ids) * factor
-        return output
-
-    return _derived(kind, call)
+    return _derived(kind, lambda self, token_ids: kind.__call__(self, token_ids) * factor)
 
 
 def _given_embeddings(kind: type) -> type:
@@ -78,11 +73,10 @@ def _given_embeddings(kind: type) -> type:
         inputs: mx.array | None = None,
         inputs_embeds: mx.array | None = None,
         **others: Untyped,
-    ) -> mx.array:
+    ) -> Untyped:
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(inputs)
-        output: mx.array = kind.__call__(self, inputs, inputs_embeds, **others)
-        return output
+        return kind.__call__(self, inputs, inputs_embeds, **others)
 
     return _derived(kind, call)
 
@@ -97,14 +91,13 @@ def _place_features(model: Network) -> None:
 
 
 def _fed_in_parts(kind: type) -> type:
-    def call(self: Untyped, inputs: mx.array, *, cache: Untyped, **others: Untyped) -> mx.array:
+    def call(self: Untyped, inputs: mx.array, *, cache: Untyped, **others: Untyped) -> Untyped:
         masks, features = (others.get(name) for name in (_MASKS, _FEATURES))
         if masks is not None and masks.shape[-1] == inputs.shape[-1]:
             before = (cache[0].offset, 0)
             others[_MASKS] = mx.pad(masks, [(0, 0), before])
             others[_FEATURES] = mx.pad(features, [(0, 0), before, (0, 0)])
-        output: mx.array = kind.__call__(self, inputs, cache=cache, **others)
-        return output
+        return kind.__call__(self, inputs, cache=cache, **others)
 
     return _derived(kind, call)
 
@@ -136,11 +129,10 @@ def _turn_rows(model: Network) -> None:
 
 
 def _turning_rows(kind: type) -> type:
-    def call(self: Untyped, x: mx.array, offset: Untyped = 0) -> mx.array:
+    def call(self: Untyped, x: mx.array, offset: Untyped = 0) -> Untyped:
         if isinstance(offset, mx.array):
             return _turned(x, offset, self._inv_freq, mx.float32)
-        output: mx.array = kind.__call__(self, x, offset)
-        return output
+        return kind.__call__(self, x, offset)
 
     return _derived(kind, call)
 
@@ -236,10 +228,6 @@ def _one_row_at_a_time(kind: type, arguments: RowArguments) -> type:
     return _derived(kind, call)
 
 
-def _without_mask(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
-    return {"mask": None, "cache": cache}
-
-
 def _in_its_chunk(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
     """Let the next token see its own chunk, of a cache that may keep the end of the one before."""
     chunk = getattr(cache, "chunk_size", None)
@@ -318,11 +306,7 @@ def _place_states(model: Network) -> None:
     """Let each row of z1t have its own position and state."""
     decoder = model.language_model.model
     decoder.__class__ = _placed_by_state(type(decoder))
-    _attend_row_by_row(_only_cache, "attn")(model)
-
-
-def _only_cache(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
-    return {"cache": cache}
+    _attend_row_by_row(lambda cache, *_: {"cache": cache}, "attn")(model)
 
 
 def _placed_by_state(kind: type) -> type:
@@ -405,7 +389,7 @@ def _turned(x: mx.array, offset: mx.array, frequencies: mx.array, exact: mx.Dtyp
     return turned.astype(x.dtype)
 
 
-def _derived(kind: type, call: Callable[..., mx.array]) -> type:
+def _derived(kind: type, call: Callable[..., Untyped]) -> type:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
@@ -414,7 +398,9 @@ _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_lm.models.gemma2": _take_masks_of_batches,
     "mlx_lm.models.gpt_bigcode": _count_rows,
     "mlx_lm.models.llama4": _attend_row_by_row(_in_its_chunk, _ATTENTION),
-    "mlx_lm.models.minimax_m3_vl": _attend_row_by_row(_without_mask, _ATTENTION),
+    "mlx_lm.models.minimax_m3_vl": _attend_row_by_row(
+        lambda cache, *_: {"mask": None, "cache": cache}, _ATTENTION
+    ),
     "mlx_lm.models.nemotron_h": _end_states,
     "mlx_vlm.models.gemma3n.gemma3n": _scale_embeddings,
     "mlx_vlm.models.glm5_next.glm5_next": keep_by_row,

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 from backend.core.prompt import JsonValue, Message, ToolCall
@@ -156,6 +157,9 @@ ACKNOWLEDGEMENT = "Understood."
 
 _Content: TypeAlias = JsonValue
 
+# Of texts that stand in another's turn, by the role of their own.
+_TAGS = {"system": "system", "tool": "tool_result"}
+
 
 def marked(tag: str, content: _Content) -> _Content:
     """Return a content between tags of their own lines, which tell who wrote it."""
@@ -176,9 +180,7 @@ def joined(one: _Content, other: _Content, between: str = PARAGRAPH) -> _Content
 def merge_leading(turns: Sequence[Turn]) -> list[Turn]:
     """Merge the system turns at the start, for templates that take one."""
     count = leading(turns)
-    if count < 2:
-        return list(turns)
-    return [_as_one(turns[:count]), *turns[count:]]
+    return [_as_one(turns[:count]), *turns[count:]] if count > 1 else list(turns)
 
 
 def lead_with_user(turns: Sequence[Turn]) -> list[Turn]:
@@ -195,44 +197,30 @@ def lead_with_user(turns: Sequence[Turn]) -> list[Turn]:
 
 def mark_later(turns: Sequence[Turn]) -> list[Turn]:
     """Write system turns after the start as parts of other turns, for templates without them."""
-    count = leading(turns)
-    notes = {place for place in range(count, len(turns)) if turns[place]["role"] == "system"}
-    return _place_notes(turns, notes, "system")
+    first = leading(turns)
+    return _place_notes(turns, "system", lambda place: place >= first)
 
 
 def mark_between(turns: Sequence[Turn]) -> list[Turn]:
     """Do so only between calls and their results, where some templates lose the results."""
-    notes = {
-        place
-        for place, turn in enumerate(turns)
-        if turn["role"] == "system" and _awaits_results(turns, place)
-    }
-    return _place_notes(turns, notes, "system")
+    return _place_notes(turns, "system", lambda place: _awaits_results(turns, place))
 
 
 def orphans_as_text(turns: Sequence[Turn]) -> list[Turn]:
     """Write results without a call before them as user text."""
-    notes = {
-        place
-        for place, turn in enumerate(turns)
-        if turn["role"] == "tool" and _caller_of(turns, place) is None
-    }
-    return _place_notes(turns, notes, "tool_result")
+    return _place_notes(turns, "tool", lambda place: _caller_of(turns, place) is None)
 
 
 def strangers_as_text(turns: Sequence[Turn]) -> list[Turn]:
     """Write results as text if their id is not that of a call before them."""
-    notes = {
-        place
-        for place, turn in enumerate(turns)
-        if turn["role"] == "tool" and _is_stranger(turns, place)
-    }
-    return _place_notes(turns, notes, "tool_result")
+    return _place_notes(turns, "tool", lambda place: _is_stranger(turns, place))
 
 
 def drop_silent(turns: Sequence[Turn]) -> list[Turn]:
     """Drop assistant turns that only think, or not even that, for templates that refuse them."""
-    return [turn for turn in turns if turn["role"] != "assistant" or _says_something(turn)]
+    return [
+        turn for turn in turns if turn["role"] != "assistant" or turn["content"] or calls_of(turn)
+    ]
 
 
 def answer_results(turns: Sequence[Turn]) -> list[Turn]:
@@ -272,12 +260,12 @@ def open_with_system(turns: Sequence[Turn]) -> list[Turn]:
 
 def merge_users(turns: Sequence[Turn]) -> list[Turn]:
     """Merge adjacent user turns, for templates in which roles must alternate."""
-    return _merge_role(turns, "user")
+    return _merge(turns, lambda turn: turn["role"] == "user" and not calls_of(turn))
 
 
 def merge_assistants(turns: Sequence[Turn]) -> list[Turn]:
     """Merge adjacent assistant turns without calls, for the same templates."""
-    return _merge_role(turns, "assistant")
+    return _merge(turns, lambda turn: turn["role"] == "assistant" and not calls_of(turn))
 
 
 # In the order in which they are applied: first those before the form of calls is decided.
@@ -315,16 +303,17 @@ def leading(turns: Sequence[Turn]) -> int:
     return next(roles, len(turns))
 
 
-def _place_notes(turns: Sequence[Turn], notes: set[int], tag: str) -> list[Turn]:
-    """Write some turns as marked text in a neighbour: the user turn or result that follows.
+def _place_notes(turns: Sequence[Turn], role: str, is_note: Callable[[int], bool]) -> list[Turn]:
+    """Write some turns of a role as marked text in a neighbour: the user turn or result after it.
 
     A result also takes what follows it. Elsewhere the text becomes a user turn of its own.
     """
     placed: list[Turn] = []
     waiting: _Content = ""
     for place, turn in enumerate(turns):
-        if place in notes:
-            waiting = joined(waiting, marked(tag, turn["content"]) if turn["content"] else "")
+        if turn["role"] == role and is_note(place):
+            content = turn["content"]
+            waiting = joined(waiting, marked(_TAGS[role], content) if content else "")
         else:
             _settle(placed, waiting, turn)
             waiting = ""
@@ -346,12 +335,12 @@ def _settle(placed: list[Turn], waiting: _Content, after: Turn | None) -> None:
         placed.append(after)
 
 
-def _merge_role(turns: Sequence[Turn], role: str) -> list[Turn]:
+def _merge(turns: Sequence[Turn], may_merge: Callable[[Turn], bool]) -> list[Turn]:
+    """Merge adjacent turns of one role that may be merged."""
     merged: list[Turn] = []
     for turn in turns:
-        if merged and all(
-            each["role"] == role and not calls_of(each) for each in (merged[-1], turn)
-        ):
+        is_same = merged and merged[-1]["role"] == turn["role"]
+        if is_same and may_merge(merged[-1]) and may_merge(turn):
             merged[-1] = _merged(merged[-1], turn)
         else:
             merged.append(turn)
@@ -366,10 +355,7 @@ def _merged(one: Turn, other: Turn) -> Turn:
 
 
 def _as_one(system: Sequence[Turn]) -> Turn:
-    content: _Content = ""
-    for turn in system:
-        content = joined(content, turn["content"])
-    return {**system[0], "content": content}
+    return {**system[0], "content": reduce(joined, (turn["content"] for turn in system))}
 
 
 def _parts(content: _Content, before: str, after: str) -> list[JsonValue]:
@@ -377,10 +363,6 @@ def _parts(content: _Content, before: str, after: str) -> list[JsonValue]:
     if isinstance(content, str):
         return [{"type": "text", "text": f"{before}{content}{after}"}] if content else []
     return list(content) if isinstance(content, Sequence) else []
-
-
-def _says_something(turn: Turn) -> bool:
-    return bool(turn["content"] or calls_of(turn))
 
 
 def _caller_of(turns: Sequence[Turn], place: int) -> Turn | None:
@@ -410,19 +392,7 @@ CALL_ID_CHARS = 9
 
 def merge_turns(turns: Sequence[Turn]) -> list[Turn]:
     """Join adjacent text turns of one role, as paragraphs."""
-    merged: list[Turn] = []
-    for turn in turns:
-        if (
-            merged
-            and _is_text(turn)
-            and _is_text(merged[-1])
-            and turn["role"] == merged[-1]["role"]
-        ):
-            text = f"{merged[-1]['content']}{PARAGRAPH}{turn['content']}"
-            merged[-1] = {"role": turn["role"], "content": text}
-        else:
-            merged.append(turn)
-    return merged
+    return _merge(turns, _is_text)
 
 
 def shorten_call_ids(turns: Sequence[Turn]) -> list[Turn]:

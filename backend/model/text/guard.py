@@ -9,6 +9,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
@@ -31,9 +32,8 @@ class Disarmer(ABC):
     def disarmed_message(self, message: Message) -> Message:
         """Return the message with all of its text disarmed; its media stay in place."""
         # Most are harmless; there may be thousands.
-        if not (message.media or message.tool_calls) and all(
-            map(self._is_harmless, _texts(message))
-        ):
+        is_plain = not (message.media or message.tool_calls)
+        if is_plain and all(not text or self.disarmed(text) == text for text in _texts(message)):
             return message
         content, media, start = "", [], 0
         for placed in message.media:
@@ -66,9 +66,6 @@ class Disarmer(ABC):
                 return [self.disarmed_json(each) for each in value]
             case _:
                 return value
-
-    def _is_harmless(self, text: str) -> bool:
-        return not text or self.disarmed(text) == text
 
     def _disarmed_call(self, call: ToolCall) -> ToolCall:
         return replace(
@@ -153,40 +150,39 @@ class Marks(Disarmer):
         return any(text[start : start + length] in self._texts for length in lengths)
 
 
+@dataclass(frozen=True, slots=True)
 class Guard:
-    """Puts guards into the texts of a request."""
+    """Puts guards into the texts of a request.
 
-    def __init__(self, marks: Marks, own_marks: Marks) -> None:
-        """Combine the marks.
+    Attributes:
+        marks: Of texts that are data: what users, tools and their definitions say.
+        own_marks: Of texts of the assistant and the system, which may mark thoughts and calls.
+    """
 
-        Args:
-            marks: Of texts that are data: what users, tools and their definitions say.
-            own_marks: Of texts of the assistant and the system, which may mark thoughts and calls.
-        """
-        self._marks = marks
-        self._own_marks = own_marks
+    marks: Marks
+    own_marks: Marks
 
     def messages(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return messages whose marks are text."""
-        return [self._message(message) for message in messages] if self._marks else messages
+        return [self._message(message) for message in messages] if self.marks else messages
 
     def tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """Return tools whose marks are text."""
-        return [self._marks.disarmed_tool(tool) for tool in tools] if self._marks else tools
+        return [self.marks.disarmed_tool(tool) for tool in tools] if self.marks else tools
 
     def options(self, options: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
         """Return variables for a template, whose marks are text."""
-        return {name: self._marks.disarmed_json(value) for name, value in options.items()}
+        return {name: self.marks.disarmed_json(value) for name, value in options.items()}
 
     def text(self, text: str) -> str:
         """Return a text whose marks are text."""
-        return self._marks.disarmed(text)
+        return self.marks.disarmed(text)
 
     def _message(self, message: Message) -> Message:
         if message.role not in _OWN_ROLES:
-            return self._marks.disarmed_message(message)
-        rest = self._marks.disarmed_message(replace(message, content="", media=()))
-        own = self._own_marks.disarmed_message(message)
+            return self.marks.disarmed_message(message)
+        rest = self.marks.disarmed_message(replace(message, content="", media=()))
+        own = self.own_marks.disarmed_message(message)
         return replace(rest, content=own.content, media=own.media)
 
 

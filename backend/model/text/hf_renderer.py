@@ -55,7 +55,9 @@ class TimeLimit:
             with self._lock:
                 is_due = self._deadlines.pop(thread_id, None) is None
             if is_due:
-                _await_arrival()
+                # The error is pending: it gets time to arrive here, where it is expected.
+                for _ in range(ARRIVAL_STEPS):
+                    time.sleep(0)
 
     def _begin(self, thread_id: int) -> None:
         with self._lock:
@@ -87,12 +89,6 @@ def _raise_in(thread_id: int) -> None:
     """
     error = ctypes.py_object(TimeLimitError)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
-
-
-def _await_arrival() -> None:
-    """Give a pending error time to arrive here, where it is expected."""
-    for _ in range(ARRIVAL_STEPS):
-        time.sleep(0)
 
 
 TIME_LIMIT = TimeLimit(MAX_RENDER_S)

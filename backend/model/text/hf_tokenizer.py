@@ -130,18 +130,14 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
         raise UnreadableTokenizerError(
             f"{directory} has no readable tokenizer: {reason}"
         ) from error
-    _require_words(hf_tokenizer, directory)
+    # transformers invents a vocabulary for some model types without files.
+    if len(hf_tokenizer) <= len(hf_tokenizer.added_tokens_decoder):
+        raise LoadError(f"{directory} has no tokenizer: none of its files has a vocabulary")
     # Checkpoints with towers keep their template with the processor.
     own_file = directory / "chat_template.json"
     if not hf_tokenizer.chat_template and own_file.is_file():
         hf_tokenizer.chat_template = read_json(own_file, dict).get("chat_template")
     return hf_tokenizer
-
-
-def _require_words(hf_tokenizer: HfTokenizer, directory: Path) -> None:
-    """Refuse the vocabulary that transformers invents for some model types without files."""
-    if len(hf_tokenizer) <= len(hf_tokenizer.added_tokens_decoder):
-        raise LoadError(f"{directory} has no tokenizer: none of its files has a vocabulary")
 
 
 def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int | None:

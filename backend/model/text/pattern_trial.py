@@ -11,7 +11,6 @@ import subprocess
 import time
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from backend.errors import LoadError
 from backend.model.text.reading import MAX_DIRECT_CHARS
@@ -82,7 +81,7 @@ def _trials(path: Path) -> dict[str, int]:
     try:
         process.await_start()
         process.send(str(path).encode(), deadline)
-        while answer := _answer(process, deadline):
+        while answer := json.loads(process.receive(deadline)):
             pattern = answer.get("pattern", pattern)
             found[pattern] = answer.get("length", 0)
     except (ProcessEndedError, TooLateError):
@@ -90,11 +89,6 @@ def _trials(path: Path) -> dict[str, int]:
     finally:
         process.kill()
     return found
-
-
-def _answer(process: HelperProcess, deadline: float) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(process.receive(deadline))
-    return answer
 
 
 def start_process(number: int) -> subprocess.Popen[bytes]:

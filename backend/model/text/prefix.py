@@ -32,11 +32,7 @@ class TokenizedText:
     """
 
     def __init__(self, text: str, token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        """Locate the special tokens.
-
-        Args:
-            token_ids: Its tokens, without additions.
-        """
+        """Locate the special tokens; `token_ids` are those of the text, without additions."""
         self.token_ids = token_ids
         self._text = text
         self._tokenizer = tokenizer
@@ -109,25 +105,16 @@ def branches(
         reuse: Where a stored prefix can be reused. `ANYWHERE` needs only the first, `WITH_WINDOWS`
             only the first two.
     """
-    first = _first_turn(messages)
+    roles = [message.role for message in messages]
+    first = next((n for n, role in enumerate(roles) if role not in _SYSTEM_ROLES), len(roles))
     found = [_asked_otherwise(messages, first)]
     if reuse is not Reuse.ANYWHERE:
         found.append([*messages, _REPLY, _QUESTION])
     if reuse is Reuse.AT_SNAPSHOTS:
-        turns = _user_turns(messages, first + 1)[-MAX_USER_TURNS:]
-        found += [_asked_otherwise(messages, turn) for turn in turns]
+        turns = [n for n, role in enumerate(roles) if role == "user" and n > first]
+        found += [_asked_otherwise(messages, turn) for turn in turns[-MAX_USER_TURNS:]]
         found += _results(messages, tools)
     return found
-
-
-def _first_turn(messages: Sequence[Message]) -> int:
-    """Return the index of the first message after the system prompt."""
-    turns = (n for n, message in enumerate(messages) if message.role not in _SYSTEM_ROLES)
-    return next(turns, len(messages))
-
-
-def _user_turns(messages: Sequence[Message], start: int) -> list[int]:
-    return [n for n in range(start, len(messages)) if messages[n].role == "user"]
 
 
 def _asked_otherwise(messages: Sequence[Message], turn: int) -> list[Message]:

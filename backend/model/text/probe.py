@@ -212,11 +212,7 @@ class Abilities:
 
 
 def probe(renderer: Renderer, text: str) -> Abilities:
-    """Return the abilities of a template.
-
-    Args:
-        text: Its Jinja source, if any.
-    """
+    """Return the abilities of a template, given its Jinja source, if any."""
     try:
         style = next((style for style in _STYLES if _writes_calls(renderer, style)), None)
         return Abilities(

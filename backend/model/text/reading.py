@@ -191,11 +191,7 @@ class DirectReader(Reader):
     """
 
     def __init__(self, hf_tokenizer: HfTokenizer) -> None:
-        """Fix its state.
-
-        Args:
-            hf_tokenizer: Owned by this object from now on.
-        """
+        """Fix the state of a tokenizer, which this object owns from now on."""
         self.hf = hf_tokenizer
         self.fast: FastTokenizer = hf_tokenizer.backend_tokenizer
         self.fast.no_truncation()

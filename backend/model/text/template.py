@@ -10,6 +10,7 @@ from backend.core.prompt import EXAMPLE_CALL, MediaKind, Message, Placement, Too
 from backend.errors import InvalidRequestError
 from backend.formats.spelling import Spelling
 from backend.model.text.conversation import check_roles, to_turns
+from backend.model.text.prefix import common_length
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import (
     Efforts,
@@ -207,13 +208,8 @@ def _written(template: ChatTemplate, kind: MediaKind) -> str:
         text = template.render([shown], (), {})
     except InvalidRequestError:
         return ""
-    start = _common_start(plain, text)
-    stop = len(text) - _common_start(plain[start:][::-1], text[start:][::-1])
+    start = common_length(plain, text)
+    stop = len(text) - common_length(plain[start:][::-1], text[start:][::-1])
     added = text[start:stop].strip()
     # A template without support for parts may print the list, or write it as JSON.
     return "" if "'type'" in added or '"type"' in added else added
-
-
-def _common_start(one: str, other: str) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

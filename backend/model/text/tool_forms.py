@@ -207,7 +207,10 @@ class ToolForms:
         numbers = {name: self._taken.get(_shape(schema), 0) for name, schema in properties.items()}
         if not any(numbers.values()):
             return tool
-        forms = {name: _nth_form(schema, numbers[name]) for name, schema in properties.items()}
+        forms = {
+            name: next(islice(property_forms(schema), numbers[name], None))
+            for name, schema in properties.items()
+        }
         return _with_properties(tool, forms)
 
     def _learn(self, root: Schema, properties: Mapping[str, JsonValue], view: "_View") -> None:
@@ -383,10 +386,6 @@ def property_forms(schema: JsonValue) -> Iterator[JsonValue]:
         yield {"description": "", **form}
     yield in_words(schema)
     yield {"type": "string", "description": in_words(schema)["description"]}
-
-
-def _nth_form(schema: JsonValue, number: int) -> JsonValue:
-    return next(islice(property_forms(schema), number, None))
 
 
 def _shape(schema: JsonValue) -> str:

@@ -409,11 +409,7 @@ def _shown(video: Film) -> dict[str, Any]:
 
 
 class LostMediumError(Exception):
-    """The tokens of a medium are not in the prompt.
-
-    Attributes:
-        number: Index of the medium, from 0.
-    """
+    """The tokens of a medium are not in the prompt; `number` is its index, from 0."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"the tokens of medium {number} are not in the prompt")
