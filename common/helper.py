@@ -211,11 +211,7 @@ class Conversation(Protocol[_AnswerT_co]):
 
 
 class HelperPool(Generic[_ProcessT]):
-    """A few processes, started on demand; used from any thread.
-
-    Attributes:
-        idle: Those without a job.
-    """
+    """A few processes, started on demand; used from any thread. Those in `idle` have no job."""
 
     def __init__(self, count: int, *, grace_s: float, retries_ended: bool = False) -> None:
         """Start with no process.

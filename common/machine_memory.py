@@ -13,11 +13,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class ControlGroup(NamedTuple):
-    """A control group of this process.
-
-    Attributes:
-        version: Of control groups, 1 or 2; the names of the files depend on it.
-    """
+    """A control group of this process; its version, 1 or 2, decides the names of its files."""
 
     directory: Path
     version: int
@@ -28,11 +24,7 @@ class ControlGroup(NamedTuple):
 
 
 class _Mount(NamedTuple):
-    """A hierarchy of control groups.
-
-    Attributes:
-        top: The group that the mount point shows.
-    """
+    """A hierarchy of control groups, and the group `top` that its mount point shows."""
 
     version: int
     top: PurePosixPath

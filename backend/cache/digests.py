@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _MARK = b"mlx-backend digests 1\n"
@@ -18,21 +19,16 @@ _LINE_BYTES = 65
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
+@dataclass(frozen=True, slots=True)
 class DigestFile:
     """Digests of 32 bytes, one per line, the latest last; several processes may share it.
 
     The file starts with a mark; any other file in its place is left alone. It holds up to twice
-    the limit, and is then rewritten.
+    the limit, and is then rewritten. Its directory is created when needed.
     """
 
-    def __init__(self, path: Path, limit: int) -> None:
-        """Create the object without opening the file.
-
-        Args:
-            path: The file; its directory is created when needed.
-        """
-        self.path = path
-        self._limit = limit
+    path: Path
+    limit: int
 
     def read(self) -> list[bytes]:
         """Return the latest digests, the oldest first; damaged lines are skipped."""
@@ -43,7 +39,7 @@ class DigestFile:
         except FileNotFoundError:
             return []
         found = [bytes.fromhex(line.decode()) for line in data.split() if _LINE.fullmatch(line)]
-        return found[-self._limit :]
+        return found[-self.limit :]
 
     def add(self, digest: bytes) -> None:
         """Append a digest."""
@@ -56,7 +52,7 @@ class DigestFile:
 
     @property
     def _max_bytes(self) -> int:
-        return 2 * self._limit * _LINE_BYTES
+        return 2 * self.limit * _LINE_BYTES
 
     @contextmanager
     def _opened(self, flags: int = 0) -> Iterator[int]:

@@ -44,12 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredNode:
-    """A node on disk.
-
-    Attributes:
-        key: The tokens from the root to the node's end.
-        start: The node's first position.
-    """
+    """A node on disk, from position `start` on, with the tokens from the root to its end."""
 
     key: TokenKey
     start: int

@@ -172,21 +172,18 @@ class Taken:
     expected: list[tuple[SegmentNode, bool]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Worth:
-    """The worth of nodes and of their parts, in expected tokens per byte."""
+    """The worth of nodes and of their parts, in expected tokens per byte.
 
-    def __init__(
-        self, forecast: Forecast, thinning: Thinning | None, bytes_per_array: float = 0.0
-    ) -> None:
-        """Combine the two sources of worth.
+    Attributes:
+        bytes_per_array: The bytes that are as scarce as one array.
+    """
 
-        Args:
-            bytes_per_array: The bytes that are as scarce as one array.
-        """
-        self.forecast = forecast
-        self._thinning = thinning
-        self._bytes_per_array = bytes_per_array
-        self._spare: dict[SegmentNode, tuple[Segment, Size]] = {}
+    forecast: Forecast
+    thinning: Thinning | None
+    bytes_per_array: float = 0.0
+    _spare: dict[SegmentNode, tuple[Segment, Size]] = field(default_factory=dict)
 
     def of_leaf(self, leaf: SegmentNode) -> float:
         """Return the worth of a leaf as a whole."""
@@ -203,7 +200,7 @@ class Worth:
 
     def _per_byte(self, tokens: int, size: Size) -> float:
         """Return tokens per byte: divided first, so equal for nodes of one kind and any length."""
-        return tokens / max(size.nbytes, size.arrays * self._bytes_per_array, 1)
+        return tokens / max(size.nbytes, size.arrays * self.bytes_per_array, 1)
 
     def of_newcomer(self, key: TokenKey, found: Match[Segment], likely: float, size: Size) -> float:
         """Return the worth of a segment before it is stored."""
@@ -215,7 +212,7 @@ class Worth:
         last = found.last
         if last is None or found.length == last.end:
             return self.restorable(last)
-        if self._thinning is not None and self._thinning.has_snapshots:
+        if self.thinning is not None and self.thinning.has_snapshots:
             return self.restorable(last.parent)
         return min(self.restorable(last), found.length)
 
@@ -226,11 +223,11 @@ class Worth:
     @property
     def reach_tokens(self) -> int:
         """The size of the largest window; 0 without windows."""
-        return self._thinning.reach_tokens if self._thinning else 0
+        return self.thinning.reach_tokens if self.thinning else 0
 
     def lacks_windows(self, node: SegmentNode) -> bool:
         """Tell whether only windows are missing to restore the prefix that ends at a node."""
-        thinning = self._thinning
+        thinning = self.thinning
         if thinning is None or (thinning.has_snapshots and node.value.snapshot is None):
             return False
         return not self._is_whole(node)
@@ -252,18 +249,18 @@ class Worth:
 
     def tokens_inside(self, node: SegmentNode) -> int:
         """Return the number of tokens with windows that only a cut inside the node needs."""
-        thinning = self._thinning
+        thinning = self.thinning
         if thinning is None or thinning.has_snapshots or not node.value.blocks[0].has_windows:
             return 0
         return max(len(node.label) - thinning.reach_tokens, 0)
 
     def _spare_of(self, node: SegmentNode) -> Size:
         """Return the size of the parts that a node can give up."""
-        if self._thinning is None:
+        if self.thinning is None:
             return Size()
         known = self._spare.get(node)
         if known is None or known[0] is not node.value:
-            spare = node.value.size - self._thinning.thin(node.value).size
+            spare = node.value.size - self.thinning.thin(node.value).size
             known = self._spare[node] = (node.value, spare)
         return known[1]
 
@@ -312,11 +309,11 @@ class Worth:
 
     def _is_whole(self, node: SegmentNode) -> bool:
         """Tell whether the prefix that ends at a node can be restored."""
-        if self._thinning is None:
+        if self.thinning is None:
             return True
-        if self._thinning.has_snapshots and node.value.snapshot is None:
+        if self.thinning.has_snapshots and node.value.snapshot is None:
             return False
-        return _windows_reach(node, min(self._thinning.reach_tokens, node.end))
+        return _windows_reach(node, min(self.thinning.reach_tokens, node.end))
 
 
 def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:

@@ -78,11 +78,7 @@ Refill: TypeAlias = Callable[[Block, int], Block]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state, at one position, of a layer that cannot be cut by position.
-
-    Attributes:
-        arrays: `None` for one that does not exist yet.
-    """
+    """The state of a layer that cannot be cut, at one position; `None` is not there yet."""
 
     arrays: tuple[mx.array | None, ...]
     numbers: tuple[int, ...] = ()
@@ -176,11 +172,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class LooseNode:
-    """A node outside the tree.
-
-    Attributes:
-        start: The node's first position.
-    """
+    """A node outside the tree; `start` is its first position."""
 
     key: TokenKey
     start: int
@@ -458,11 +450,7 @@ def _unpacked(arrays: Arrays, bits: int) -> Iterator[mx.array]:
 
 @dataclass(frozen=True, slots=True)
 class PlainArray:
-    """The bytes of an array, with its type and shape.
-
-    Attributes:
-        data: A contiguous buffer of bytes.
-    """
+    """The bytes of an array, in a contiguous buffer, with its type and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -471,11 +459,7 @@ class PlainArray:
 
 @dataclass(frozen=True, slots=True)
 class PlainSegment:
-    """A segment without MLX.
-
-    Attributes:
-        outline: JSON that describes the structure.
-    """
+    """A segment without MLX; `outline` is JSON that describes the structure."""
 
     outline: str
     arrays: tuple[PlainArray, ...]

@@ -103,11 +103,7 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """The backends that share this machine's memory.
-
-    Attributes:
-        backends: This one first.
-    """
+    """The backends that share this machine's memory, this one first."""
 
     usable_bytes: int
     backends: tuple[BackendStatus, ...]

@@ -143,11 +143,7 @@ class TagProfile:
 
 
 class Labels(Struct, frozen=True, tag=True, array_like=True):
-    """The log-probabilities of all labels for each token.
-
-    Attributes:
-        logprobs: float32 [T, labels], in this machine's byte order.
-    """
+    """The log-probabilities of labels, float32 [T, labels], in this machine's byte order."""
 
     logprobs: bytes
 
@@ -313,11 +309,7 @@ class RerankerKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankCall:
-    """A query and the documents to order by relevance to it.
-
-    Attributes:
-        max_results: `None` means all.
-    """
+    """A query, and documents to order by relevance to it; `max_results` `None` means all."""
 
     query: str
     documents: tuple[str, ...]

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.drafting import Drafting
@@ -17,19 +17,17 @@ DELAY_S = 2.0
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Adoption:
     """Changes how the rows of a running loop are batched, without a change of their tokens.
 
     All parts of the loop share one plan, and look at it when rows join.
     """
 
-    def __init__(
-        self, plan: BatchPlan, loop: LoopParts, new_drafting: Callable[[], Drafting | None]
-    ) -> None:
-        self._plan = plan
-        self._loop = loop
-        self._new_drafting = new_drafting
-        self.is_due = False
+    _plan: BatchPlan
+    _loop: LoopParts
+    _new_drafting: Callable[[], Drafting | None]
+    is_due: bool = False
 
     def adopt(self, found: BatchPlan) -> None:
         """Take over a plan between two turns.

@@ -84,20 +84,17 @@ class Notebook:
         return Page(key, self.known.get(key, Findings()), self.tell)
 
 
+@dataclass(eq=False, slots=True)
 class Page:
-    """The findings of one model while it is tried; belongs to the main thread."""
+    """The findings of one model while it is tried; belongs to the main thread.
 
-    def __init__(
-        self, key: str = "", findings: Findings | None = None, tell: Tell = forget
-    ) -> None:
-        """Start with what is known.
+    Attributes:
+        findings: At first those of an earlier load.
+    """
 
-        Args:
-            findings: Of an earlier load; `None` are none.
-        """
-        self.findings = findings or Findings()
-        self._key = key
-        self._tell = tell
+    _key: str = ""
+    findings: Findings = field(default_factory=Findings)
+    _tell: Tell = forget
 
     def add(self, **found: Any) -> None:  # noqa: ANN401 (fields of `Findings`)
         """Note something; see `hand_over`."""

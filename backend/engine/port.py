@@ -63,11 +63,7 @@ class Port(Protocol):
         """Take a message of another thread, which comes back as a command."""
 
     def receive(self, *, waits: bool, timeout_s: float | None) -> Sequence[Command]:
-        """Return the commands that have arrived.
-
-        Args:
-            timeout_s: For so long; `None` is forever.
-        """
+        """Return the commands that have arrived; wait up to the timeout, `None` is forever."""
 
     def agree(self, pace: Pace | None) -> Pace | None:
         """Return the pace of the turn over the latest commands, the same on all ranks.

@@ -4,7 +4,7 @@ Saving never fails a request, and a prefix that cannot be restored is computed.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from os.path import realpath
@@ -94,7 +94,10 @@ class DiskLink:
         self._open_for(row.params.cache_path)
         if self._tier is None:
             return False
-        return self._tier.read(row.prompt_key, known, partial(self._post, row.request_id))
+        request_id, post = row.request_id, self._settings.post
+        return self._tier.read(
+            row.prompt_key, known, lambda nodes: post(Fetched(request_id, tuple(nodes)))
+        )
 
     def write(self, node: LooseNode) -> bool:
         """Queue a node for writing; false if the queue is full, or nothing can be written."""
@@ -118,9 +121,6 @@ class DiskLink:
         """Write the queued nodes, for a limited time."""
         if self._tier is not None:
             self._tier.close(CLOSE_TIMEOUT_S)
-
-    def _post(self, request_id: str, nodes: Sequence[StoredNode]) -> None:
-        self._settings.post(Fetched(request_id, tuple(nodes)))
 
     def _open_for(self, path: str) -> None:
         """Open the directory named by a request, unless one is open."""

@@ -156,35 +156,27 @@ def written_whole(
             raise InvalidRequestError(field, f"{target}: {error.strerror}") from error
 
 
-class refusals_of_disk:  # noqa: N801 (used as a function)
-    """A context that turns an error into one of a field if the disk takes nothing more.
+@contextmanager
+def refusals_of_disk(field: str, target: Path, place: Path) -> Iterator[None]:
+    """Turn an error into one of a field if the disk takes nothing more.
 
     Libraries have errors of their own for that, which tell neither the reason nor the place.
+
+    Args:
+        field: Of the request, which names the target.
+        place: The directory that is written to.
     """
-
-    def __init__(self, field: str, target: Path, place: Path) -> None:
-        """Begin.
-
-        Args:
-            field: Of the request, which names the target.
-            place: The directory that is written to.
-        """
-        self._field = field
-        self._target = target
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, BackendError):
-            return
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
         try:
-            with TemporaryFile(dir=self._place) as file:
+            with TemporaryFile(dir=place) as file:
                 file.write(bytes(_PROBE_BYTES))
         except OSError as refusal:
-            problem = f"{self._target}: {refusal.strerror}"
-            raise InvalidRequestError(self._field, problem) from error
+            raise InvalidRequestError(field, f"{target}: {refusal.strerror}") from error
+        raise
 
 
 def _partial(target: Path) -> Path:

@@ -48,12 +48,7 @@ class DecoderProcesses:
     def __init__(
         self, count: int = DECODE_PROCESSES, *, start: Callable[[], HelperProcess] = _new
     ) -> None:
-        """Start with no process.
-
-        Args:
-            count: Maximum number of processes.
-            start: Starts one.
-        """
+        """Start with no process; `start` makes them, `count` at most."""
         self._start = start
         self._pool: HelperPool[HelperProcess] = HelperPool(count, grace_s=HELPER_GRACE_S)
         self.close = self._pool.close

@@ -41,11 +41,7 @@ class PlacementMemory:
     """
 
     def __init__(self, directory: str | None = None) -> None:
-        """Open no file yet.
-
-        Args:
-            directory: Directory of the file; `None` for no file.
-        """
+        """Open no file yet; without a directory there is none."""
         self._lock = threading.Lock()
         self._questions: OrderedDict[bytes, None] = OrderedDict()
         path = Path(directory).expanduser() / FILE_NAME if directory else None

@@ -49,11 +49,7 @@ class Placeholders(Disarmer):
     """The texts that represent media, or parts of them, in a model's prompts."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        """Compile the texts.
-
-        Args:
-            texts: Each part precedes the texts that contain it.
-        """
+        """Compile the texts; each part precedes the texts that contain it."""
         self._texts = tuple(dict.fromkeys(texts))
 
     def disarmed(self, text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -74,35 +74,27 @@ class _Work:
         return self._context.run(self._function)
 
 
+@dataclass(eq=False, slots=True)
 class Lane:
-    """Threads for one kind of work; belongs to one event loop."""
+    """Threads for one kind of work; belongs to one event loop.
 
-    def __init__(
-        self,
-        threads: ThreadPoolExecutor,
-        count: int,
-        *,
-        max_waiting: int = MAX_QUEUED_WORK,
-        max_bytes: int = MAX_QUEUED_WORK_BYTES,
-    ) -> None:
-        """Start without work.
+    Attributes:
+        free: Number of threads that this lane may still occupy.
+        max_bytes: Size limit of queued and running work; a single piece may exceed it.
+    """
 
-        Args:
-            count: Number of threads that this lane may occupy.
-            max_bytes: Size limit of queued and running work; a single piece may exceed it.
-        """
-        self._threads = threads
-        self._free = count
-        self._max_waiting = max_waiting
-        self._max_bytes = max_bytes
-        self._waiting: dict[str, deque[_Work]] = {}
-        self._count = 0
-        self._bytes = 0
+    threads: ThreadPoolExecutor
+    free: int
+    max_waiting: int = MAX_QUEUED_WORK
+    max_bytes: int = MAX_QUEUED_WORK_BYTES
+    _waiting: dict[str, deque[_Work]] = field(default_factory=dict)
+    _count: int = 0
+    _bytes: int = 0
 
     def move_to(self, threads: ThreadPoolExecutor) -> None:
         """Replace the threads: the present ones finish their running work and end."""
-        self._threads.shutdown(wait=False)
-        self._threads = threads
+        self.threads.shutdown(wait=False)
+        self.threads = threads
 
     async def run(self, function: Callable[[], Result], size_bytes: int) -> Result:
         """Run a function on a thread and return its result.
@@ -123,8 +115,8 @@ class Lane:
             self._withdraw(work)
 
     def _admit(self, function: Callable[[], Result], size_bytes: int) -> _Work:
-        is_large = self._bytes and self._bytes + size_bytes > self._max_bytes
-        if self._count >= self._max_waiting or is_large:
+        is_large = self._bytes and self._bytes + size_bytes > self.max_bytes
+        if self._count >= self.max_waiting or is_large:
             raise OverloadedError(
                 f"{self._count} calls of {self._bytes >> 20} MiB wait to be prepared: try later"
             )
@@ -135,10 +127,10 @@ class Lane:
         return work
 
     def _start(self) -> None:
-        while self._free and self._waiting:
+        while self.free and self._waiting:
             work = self._next()
-            self._free -= 1
-            ended = asyncio.get_running_loop().run_in_executor(self._threads, work.run)
+            self.free -= 1
+            ended = asyncio.get_running_loop().run_in_executor(self.threads, work.run)
             ended.add_done_callback(partial(self._end, work))
 
     def _next(self) -> _Work:
@@ -152,7 +144,7 @@ class Lane:
         return work
 
     def _end(self, work: _Work, ended: "asyncio.Future[Any]") -> None:
-        self._free += 1
+        self.free += 1
         self._bytes -= work.size_bytes
         if not ended.cancelled():
             # Also for abandoned work: its error must not be reported as never retrieved.

@@ -42,11 +42,7 @@ class TextCall:
     def __init__(
         self, number: int, texts: Sequence[Text], conclude: Callable[[Sequence[Any]], object]
     ) -> None:
-        """Create a call whose texts all wait.
-
-        Args:
-            conclude: Turns the results of all texts, in order, into the answer.
-        """
+        """Create a call; `conclude` turns the results of all texts, in order, into its answer."""
         self.texts = texts
         self.number = number
         # An ordered set: taken texts leave it from any position.

@@ -9,7 +9,7 @@ import logging
 from array import array
 from collections.abc import Generator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
 from typing import TypeAlias, assert_never
@@ -163,16 +163,14 @@ class _Text:
         return len(self.request.token_ids)
 
 
+@dataclass(eq=False)
 class Embedder:
     """Embeds with one loaded decoder; belongs to the main thread."""
 
-    def __init__(
-        self, model: RunnableModel, fresh_caches: CacheFactory, jobs: BackgroundJobs
-    ) -> None:
-        self._model = model
-        self._fresh_caches = fresh_caches
-        self._jobs = jobs
-        self._waiting: list[_Text] = []
+    _model: RunnableModel
+    _fresh_caches: CacheFactory
+    _jobs: BackgroundJobs
+    _waiting: list[_Text] = field(default_factory=list)
 
     def embed(self, number: int, request: EmbeddingRequest) -> Generator[None, None, Outcome]:
         """Return the job of a text; an earlier job may compute it, and end it."""

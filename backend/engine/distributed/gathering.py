@@ -34,11 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class Form(Struct, frozen=True, kw_only=True):
-    """A group, and the model that it will load.
-
-    Attributes:
-        timeout_s: How long a rank may take to join.
-    """
+    """A group, the model that it will load, and how long a rank may take to join."""
 
     topology: Topology
     options: ModelOptions
@@ -74,11 +70,7 @@ class Join(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
 
 class Ready(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """From a rank: its shard is loaded.
-
-    Attributes:
-        layers: Number of caches of one sequence.
-    """
+    """From a rank: its shard is loaded. `layers` is the number of caches of one sequence."""
 
     layers: int
     cache_kinds: tuple[str, ...]
@@ -142,11 +134,7 @@ HELLO_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Another rank, as rank 0 knows it.
-
-    Attributes:
-        process: `None` on another machine.
-    """
+    """Another rank, as rank 0 knows it; `process` is `None` on another machine."""
 
     hello: Hello
     channel: Channel

@@ -1,6 +1,7 @@
 """The drafts of one row, from its grammar, its own text and a draft model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from backend.engine.drafts.pricing import Leave, Source, Trust
@@ -12,18 +13,17 @@ MATCH_TOKENS = 3
 MAX_MATCH_TOKENS = 32
 
 
+@dataclass(eq=False, slots=True)
 class Lookup:
-    """An index of the runs of tokens in one text, which may grow at the end."""
+    """An index of the runs of tokens in one text, which may grow at the end.
 
-    def __init__(self, tokens: Sequence[int]) -> None:
-        """Index a text.
+    Attributes:
+        tokens: The row's live list; only tokens added later are read again.
+    """
 
-        Args:
-            tokens: The row's live list; only tokens added later are read again.
-        """
-        self._tokens = tokens
-        self._indexed = 0
-        self._latest: dict[tuple[int, ...], int] = {}
+    tokens: Sequence[int]
+    _indexed: int = 0
+    _latest: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def follow(self, limit: int) -> tuple[list[int], int]:
         """Return up to `limit` tokens that may come next, and how many tokens matched.
@@ -31,7 +31,7 @@ class Lookup:
         The last earlier occurrence of the latest tokens counts. A text that repeats itself up to
         its end is continued in a loop.
         """
-        tokens = self._tokens
+        tokens = self.tokens
         if len(tokens) > self._indexed:
             self._catch_up()
         end = len(tokens)
@@ -44,14 +44,14 @@ class Lookup:
 
     def _catch_up(self) -> None:
         """Index the runs that end before the last token: the last run is the query."""
-        tokens, latest = self._tokens, self._latest
+        tokens, latest = self.tokens, self._latest
         for end in range(max(self._indexed, MATCH_TOKENS), len(tokens)):
             latest[tuple(tokens[end - MATCH_TOKENS : end])] = end
         self._indexed = max(self._indexed, len(tokens))
 
     def _match_length(self, place: int, end: int) -> int:
         """Return how many tokens before two positions are equal."""
-        tokens = self._tokens
+        tokens = self.tokens
         length = MATCH_TOKENS
         most = min(place, MAX_MATCH_TOKENS)
         while length < most and tokens[place - length - 1] == tokens[end - length - 1]:

@@ -87,11 +87,7 @@ class Trust:
         return self.chance * (1.0 - self.chance**count) / (1.0 - self.chance)
 
     def learn(self, offered: int, accepted: int, position: int) -> None:
-        """Learn from a draft.
-
-        Args:
-            position: The number of tokens that the row has drawn so far.
-        """
+        """Learn from a draft at a position: the tokens that the row has drawn so far."""
         for n in range(min(accepted + 1, offered)):
             self.chance += _LATEST_SHARE * ((n < accepted) - self.chance)
         self._tries_at = position + _REST_TOKENS
@@ -201,13 +197,10 @@ _LEAST_CHUNK_TOKENS, _CHUNK_TOKENS = 32, 512
 
 
 class Company(Protocol):
-    """A batch of the model."""
+    """A batch of the model; its rows are in the order of the caches."""
 
     caches: BatchCaches
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """Its rows, in the order of the caches."""
+    rows: list[Row]
 
 
 class DraftModel(Protocol):

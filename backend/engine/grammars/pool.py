@@ -179,11 +179,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A rule that waits.
-
-    Attributes:
-        is_small: Whether it may take the thread of small rules.
-    """
+    """A rule that waits; a small one may take the thread of small rules."""
 
     key: bytes
     caller: str

@@ -8,7 +8,6 @@ function that comes back here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,8 +22,7 @@ from backend.model.checkpoint.upstream import reroute
 from backend.model.device import DEVICE, Pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Partial:
+class Partial(NamedTuple):
     """The contribution of some keys to the attention of rows.
 
     Attributes:
@@ -39,11 +37,8 @@ class Partial:
 
     def spread(self, places: mx.array) -> "Partial":
         """Return it for more rows, indexed by `places`; one after the last is a row without."""
-        return Partial(
-            _with_blank(self.output, 0.0)[places],
-            _with_blank(self.top, -mx.inf)[places],
-            _with_blank(self.total, 0.0)[places],
-        )
+        blanks = zip(self, (0.0, -mx.inf, 0.0), strict=True)
+        return Partial(*(_with_blank(part, blank)[places] for part, blank in blanks))
 
 
 def over_some(
@@ -148,11 +143,7 @@ def joined(partials: Sequence[Partial]) -> Partial:
     """Concatenate the rows of several partials."""
     if len(partials) == 1:
         return partials[0]
-    return Partial(
-        mx.concatenate([partial.output for partial in partials]),
-        mx.concatenate([partial.top for partial in partials]),
-        mx.concatenate([partial.total for partial in partials]),
-    )
+    return Partial(*map(mx.concatenate, zip(*partials, strict=True)))
 
 
 def _weights(scores: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -246,11 +237,7 @@ class RaggedKV:
     _is_plain = True
 
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
-        """Start without rows.
-
-        Args:
-            like: A cache of one row; leaving rows get one of its class.
-        """
+        """Start without rows; those that leave get a cache of the class of `like`."""
         self._ledger = ledger
         self._kind = type(like)
         self.buffers: dict[Group, Buffers] = {}

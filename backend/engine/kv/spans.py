@@ -6,7 +6,7 @@ row together, as in a plain pass, and the rows with several tokens one by one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TypeAlias
@@ -135,28 +135,26 @@ class SharedSpan:
         return seen if self.mask is None else seen & self.mask
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class WideRow:
     """A row that takes several tokens in a packed pass.
 
     Attributes:
         length: Positions of its tail before the pass.
-        tokens: Selects them in the column.
+        first: Index of its first token in the column.
     """
 
-    def __init__(
-        self, group: Group, place: int, path: Path, length: int, first: int, count: int
-    ) -> None:
-        self.group = group
-        self.place = place
-        self.path = path
-        self.length = length
-        self.count = count
-        self.tokens = slice(first, first + count)
-        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
+    group: Group
+    place: int
+    path: Path
+    length: int
+    first: int
+    count: int
+    _masks: dict[tuple[int, int, int | None], mx.array] = field(default_factory=dict)
 
     def queries(self, array: mx.array) -> mx.array:
         """Return its part of an array [T, heads, 1, n] as [1, heads, count, n]."""
-        return array[self.tokens].transpose(2, 1, 0, 3)
+        return array[self.first : self.first + self.count].transpose(2, 1, 0, 3)
 
     @property
     def causal(self) -> mx.array:

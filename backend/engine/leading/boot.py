@@ -152,11 +152,7 @@ class Boot:
     """Loads one model into this process, and serves it until the process ends."""
 
     def __init__(self, server: Channel, state: Path | None = None) -> None:
-        """Prepare.
-
-        Args:
-            state: Directory of this user's files; `None` is that in the home.
-        """
+        """Prepare; `state` is the directory of this user's files, `None` that in the home."""
         self._server = server
         self._state = state
         self._share = MachineShare()

@@ -201,11 +201,7 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
 
 
 class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
-    """The model is loaded.
-
-    Attributes:
-        media: `None` for a text model.
-    """
+    """The model is loaded; `media` is `None` for a text model."""
 
     card: ModelCard
     status: EngineStatus

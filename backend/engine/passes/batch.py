@@ -81,12 +81,7 @@ def logprobs_in_flight(
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens that are being computed.
-
-    Attributes:
-        tokens: [N] ids.
-        logprobs: Of the tokens whose requests want them, by index.
-    """
+    """Tokens [N] that are being computed, and log-probabilities that are wanted, by index."""
 
     tokens: mx.array
     logprobs: LogprobsInFlight | None
@@ -138,11 +133,7 @@ class Attempt:
         self.kept: list[int] = []
 
     def confirmed(self, drawn: Drawn) -> list[RowStep]:
-        """Give the rows their own tokens, and return them.
-
-        Args:
-            drawn: The token that follows each of the inputs, row by row.
-        """
+        """Give the rows the tokens that are theirs of the `drawn` after each input; return them."""
         found: list[int] = drawn.tokens.tolist()
         logprobs = drawn.read_logprobs()
         steps: list[RowStep] = []
@@ -195,12 +186,7 @@ class Draws:
         self._latest: tuple[Sequence[int], Sampler] | None = None
 
     def draw(self, logits: mx.array, inputs: mx.array) -> Drawn:
-        """Draw the next token of each row.
-
-        Args:
-            logits: [B, V] float32.
-            inputs: [B] ids before them, possibly still on the device.
-        """
+        """Draw the next token of each row from logits [B, V] in float32, after the inputs [B]."""
         adjusted = logits
         if self._adjuster.counts is not None:
             adjusted = self._adjuster.adjust(logits, inputs)
@@ -269,11 +255,7 @@ class _Flight:
 
 
 class Batch:
-    """The rows being decoded; belongs to the main thread.
-
-    Attributes:
-        rows: In the order of the caches.
-    """
+    """The rows being decoded, in the order of the caches; belongs to the main thread."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row, padded
 from backend.model.heads import HeadNetwork, HiddenTap
+from backend.model.text.prefix import common_length
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler
 
 # A row that lacks more is read alone, because the others would be padded to it.
@@ -197,7 +198,7 @@ class DraftBatch:
         wrong = []
         for row, ahead in zip(self._rows, self._ahead, strict=True):
             first = self._read.get(row, 0)
-            right = _count_common(ahead, row.token_ids[first:-1])
+            right = common_length(ahead, row.token_ids[first:-1])
             self._read[row] = first + right
             wrong.append(len(ahead) - right)
         self._ahead = [[] for _ in self._rows]
@@ -230,11 +231,6 @@ def _history(row: Row) -> History:
     if params.penalty_window:
         tokens = tokens[-params.penalty_window :]
     return History(replace(params, penalty_window=0), tokens, len(tokens) - 1)
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 # Too many tokens to be worth reading: the state before the latest token is unknown.

@@ -136,11 +136,7 @@ class Reservations:
         expected_tokens: int,
         pass_bytes: float = math.inf,
     ) -> None:
-        """Start empty.
-
-        Args:
-            expected_tokens: The likely reply length of a row without a limit.
-        """
+        """Start empty; `expected_tokens` is the likely reply length of a row without a limit."""
         self.passes, self.pass_bytes = PassMemory(), pass_bytes
         self.wish_bytes = budget_bytes
         self.used_tokens = 0

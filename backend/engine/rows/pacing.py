@@ -36,11 +36,7 @@ class RateMeter:
 
 
 class Counters(Counts):
-    """Counts from the start of the session.
-
-    Attributes:
-        checksum: Of the drawn tokens, in order.
-    """
+    """Counts from the start of the session, and a checksum of the drawn tokens, in order."""
 
     def __init__(self) -> None:
         super().__init__()

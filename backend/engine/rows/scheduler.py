@@ -20,10 +20,6 @@ LOOKAHEAD = 16
 MIN_COMMON_TOKENS = 16
 
 
-def _always(_row: Row) -> bool:
-    return True
-
-
 class AdmissionQueue:
     """Waiting rows: by priority, and within one priority first come, first served.
 
@@ -66,7 +62,8 @@ class AdmissionQueue:
         heads = [line[0] for line in self._lines.values() if line]
         overdue = max(heads, key=self._overtaken.__getitem__, default=None)
         is_overdue = overdue and self._overtaken[overdue] >= MAX_TIMES_OVERTAKEN
-        candidates = [overdue] if overdue and is_overdue else self._in_order()
+        in_order = (row for line in self._lines.values() for row in islice(line, LOOKAHEAD))
+        candidates = [overdue] if overdue and is_overdue else in_order
         taken = next(filter(accepts, candidates), None)
         if taken is not None:
             self.remove(taken)
@@ -77,9 +74,6 @@ class AdmissionQueue:
         """Raise AssertionError unless exactly the waiting rows have ages."""
         if not self._overtaken.keys() <= set(self):
             raise AssertionError("ages of rows that do not wait")
-
-    def _in_order(self) -> Iterator[Row]:
-        return (row for line in self._lines.values() for row in islice(line, LOOKAHEAD))
 
 
 class Scheduler:
@@ -153,7 +147,7 @@ class Scheduler:
         self._open[row.request_id] = row
         self.waiting.append(row)
 
-    def admit(self, reserve: Callable[[Row], bool] = _always) -> list[Row]:
+    def admit(self, reserve: Callable[[Row], bool] = lambda _: True) -> list[Row]:
         """Give free slots to waiting rows, in order, and return those rows.
 
         Args:
