@@ -23,6 +23,7 @@ from rich.text import Text
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.config import ModelOptions, TuningOptions
 from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
+from common.directories import state_directory
 from common.openblas import attach, find_openblas, is_wanted
 
 if TYPE_CHECKING:
@@ -240,6 +241,9 @@ def command(  # noqa: PLR0913 - a parameter per option
 
     MODEL is a path, a hub id or demo. Exit code 1 if its weights do not fit into the memory.
     """
+    from backend.model.checkpoint.upstream import index_transformers
+
+    index_transformers(state_directory(os.environ))
     from backend.cpu.install import install
     from backend.engine.footprint import forecast
 

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from backend.cli.app import main
 from backend.demo import MODEL_DIR
+from backend.model.checkpoint.upstream import INDEX_NAME
 from backend.pb import backend_pb2 as pb
+from common.directories import state_directory
 from common.openblas import find_openblas
 
 pytestmark = pytest.mark.mlx
@@ -83,11 +85,10 @@ def test_json_has_the_sizes_in_bytes():
 
 
 @pytest.mark.skipif(find_openblas() is None, reason="this system has no OpenBLAS")
-def test_weights_that_the_server_would_cast_are_counted_as_float32(bfloat16_model):
+def test_weights_that_the_server_would_cast_are_counted_as_float32(bfloat16_model, tmp_path):
     command = [sys.executable, "-m", "backend.cli", "fit", str(bfloat16_model)]
-    narrow, wide = (
-        os.environ | {"MLX_BACKEND_PRELOAD_BLAS": preload, "COLUMNS": "120"} for preload in "01"
-    )
+    common = {"COLUMNS": "120", "XDG_STATE_HOME": str(tmp_path)}
+    narrow, wide = (os.environ | common | {"MLX_BACKEND_PRELOAD_BLAS": preload} for preload in "01")
     counted = [
         json.loads(subprocess.check_output([*command, "--json"], env=environment))
         for environment in (narrow, wide)
@@ -99,6 +100,8 @@ def test_weights_that_the_server_would_cast_are_counted_as_float32(bfloat16_mode
         for environment in (narrow, wide)
     ]
     assert ["stored in" in text for text in texts] == [False, True]
+    # The second start imported transformers with the help of the first.
+    assert (state_directory(common) / INDEX_NAME).is_file()
 
 
 def test_a_draft_model_takes_memory_beside_the_model():
