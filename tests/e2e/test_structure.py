@@ -244,7 +244,7 @@ async def test_a_call_of_the_models_own_choice_is_valid_unless_that_is_switched_
 
 
 @pytest.mark.parametrize("name", [tools.name for tools in TOOL_FORMATS if tools.frames])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 async def test_required_calls_are_valid_in_every_format(tiny_models, name):
     """Eight at once; the markers of most formats are spelled out, for no tiny model has them."""
     # The frames of these belong to their thoughts.

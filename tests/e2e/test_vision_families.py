@@ -62,7 +62,7 @@ async def replies(backend):
 # As an error it would be swallowed, and the processor of gemma4 not be found.
 @pytest.mark.filterwarnings("ignore:At least one mel filter has all zero values:UserWarning")
 @pytest.mark.filterwarnings("ignore:Image.Image.getdata is deprecated:DeprecationWarning")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 async def test_tokens_are_those_of_mlx_vlm(tmp_path, family):
     directory = build_vision_model(family, tmp_path)
     reference = Reference(directory)
@@ -99,7 +99,7 @@ async def test_rows_of_a_batch_are_told_positions_of_one_axis(tmp_path, family):
         ("moondream3", "mlx-vlm puts it before the whole prompt"),
     ],
 )
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
     tmp_path, family, reason
 ):

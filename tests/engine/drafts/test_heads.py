@@ -116,7 +116,7 @@ def pairs(tmp_path_factory):
 )
 # Together they have every sampling.
 @pytest.mark.parametrize(("rows", "seed"), [(1, 4), (5, 5)])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seed, is_right):
     pair = pairs(family, is_right=is_right)
     requests = requests_of(seed, rows, longest=28)
