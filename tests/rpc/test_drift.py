@@ -204,3 +204,24 @@ async def test_a_stray_marker_is_not_shown(parser):
     for text, shown in [(closer, ""), (f"Done.\n{closer}", "Done.\n"), (f"A {closer} mark", None)]:
         reply = await reply_to(parser, text, [BASH])
         assert (reply.content, reply.calls) == (text if shown is None else shown, {})
+
+
+async def test_gemma_3_calls_in_python_in_a_fence():
+    text = 'So:\n```tool_code\nprint(default_api.bash(command="ls"))\n```'
+    reply = await reply_to("hermes_json", text, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": "ls"})], "So:\n")
+    text = '```tool_code\nprint(rm("/"))\n```'
+    reply = await reply_to("hermes_json", text, [BASH])
+    assert (called(reply), reply.content) == ([], text)
+
+
+async def test_tags_of_citations_are_not_sent():
+    reply = await reply_to("cohere", "It is <co>**here**</co: 0:[0]>, <co>a</co>.", [BASH])
+    assert reply.content == "It is **here**, <co>a</co>."
+
+
+async def test_names_with_quotes_and_brackets_are_called_by_their_names():
+    odd = tool('a"<b>', "k>x", **{"k": TEXT, "k>x": TEXT})
+    text = qwen('<function=a"<b>>', "<parameter=k>x>")
+    reply = await reply_to("qwen3_coder_xml", text, [odd, BASH])
+    assert called(reply) == [('a"<b>', {"k>x": "ls"})]

@@ -76,8 +76,9 @@ _CLOSERS = ("]", "}")
 _JSON_FENCE = f"{FENCE}json"
 _ID = any_of(r"[^\s\[{<]", group="id")
 _WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
+_PLAIN_NAME = any_of(r"[^\s<>{}\[\]\"'`]", group="name")
 _NAMES = {
-    Slot.NAME: (any_of(r"[^\s<>{}\[\]\"'`]", group="name"),),
+    Slot.NAME: (_PLAIN_NAME,),
     Slot.QUOTED_NAME: (
         fixed('"'),
         Piece(r'(?P<name>(?:[^"\\]|\\.)+)', r'(?:[^"\\]|\\.)*\\?'),
@@ -115,6 +116,7 @@ def _named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
     return CallBlock(
         call=CallHead(
             patterns=tuple(pattern for template in dialect.calls for pattern in _heads(template)),
+            odd=partial(_odd_heads, dialect.calls),
             loose=_loose_head(dialect.call),
             lead_ins=(_JSON_FENCE, FENCE),
         ),
@@ -142,6 +144,21 @@ def _heads(template: Template) -> Iterator[Pattern]:
                 yield Pattern((SPACE, *_name_pieces(name), *_pieces_after_name(rest)))
 
 
+@lru_cache
+def _odd_heads(calls: tuple[Template, ...], names: tuple[str, ...]) -> tuple[Pattern, ...]:
+    """Return the patterns of heads with those names that no other pattern reads."""
+    plain = re.compile(_PLAIN_NAME.whole)
+    odd = sorted((each for each in names if not plain.fullmatch(each)), key=len, reverse=True)
+    if not odd:
+        return ()
+    name = grouped("name", choice(*map(fixed, odd)))
+    heads = (split_at(template, ARGUMENTS)[0] for template in calls)
+    bare = (head[1:] if isinstance(head[0], str) else head for head in heads)
+    return tuple(
+        Pattern((SPACE, *_head_pieces(head, name))) for head in bare if QUOTED_NAME not in head
+    )
+
+
 def _json_text(written: str) -> str:
     """Return the text of a JSON string without its quotes; itself if it is none."""
     try:
@@ -159,7 +176,7 @@ def _loose_head(template: Template) -> Pattern | None:
     return None
 
 
-def _head_pieces(head: Template) -> Iterator[Piece]:
+def _head_pieces(head: Template, name_piece: Piece | None = None) -> Iterator[Piece]:
     name = next(place for place, part in enumerate(head) if _holds_name(part))
     for part in head[:name]:
         if isinstance(part, Id):
@@ -171,9 +188,9 @@ def _head_pieces(head: Template) -> Iterator[Piece]:
         yield SPACE
     named = head[name]
     if isinstance(named, Id):
-        yield grouped("id", *_id_pieces(named.template))
+        yield grouped("id", *_id_pieces(named.template, name_piece))
     elif isinstance(named, Slot):
-        yield from _NAMES[named]
+        yield from (name_piece,) if name_piece else _NAMES[named]
     yield from _pieces_after_name(head[name + 1 :])
     if named is QUOTED_NAME:
         yield SPACE
@@ -207,10 +224,12 @@ def _spaced(text: str) -> Iterator[Piece]:
         yield SPACE
 
 
-def _id_pieces(inner: Template) -> Iterator[Piece]:
+def _id_pieces(inner: Template, name_piece: Piece | None = None) -> Iterator[Piece]:
     for part in inner:
         if isinstance(part, str):
             yield fixed(part)
+        elif part is NAME and name_piece:
+            yield name_piece
         elif isinstance(part, Slot):
             yield from _NAMES[part]
 
@@ -267,6 +286,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
     assign = text_of(split_at(dialect.argument, KEY)[1]).strip()
     return LiteralDialect(
         call=_call_pattern(begin, bracket, dialect.before),
+        odd_call=partial(_odd_call, begin, bracket, dialect.before),
         before=dialect.before,
         call_begin=begin,
         call_end=text_of(call_end),
@@ -286,6 +306,19 @@ def _call_pattern(begin: str, bracket: str, before: Sequence[str]) -> Pattern:
     # Possessive, so that none of them becomes a name while the text grows.
     first = (Piece(f"{maybe(fixed(text)).whole}+", fixed(text).begun) for text in before)
     return Pattern((*first, any_of(r"[\w./:-]", group="name"), fixed(bracket)))
+
+
+@lru_cache
+def _odd_call(
+    begin: str, bracket: str, before: tuple[str, ...], names: tuple[str, ...]
+) -> Pattern | None:
+    """Return the pattern of calls with those names that `_call_pattern` does not read."""
+    plain = _call_pattern(begin, bracket, before)
+    odd = [name for name in names if plain.match(f"{begin}{name}{bracket}").name != name]
+    if not odd:
+        return None
+    name = grouped("name", choice(*map(fixed, sorted(odd, key=len, reverse=True))))
+    return Pattern((fixed(begin), name, fixed(bracket)))
 
 
 def _key_pattern(dialect: Literals, assign: str) -> Pattern:

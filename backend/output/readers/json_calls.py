@@ -35,11 +35,13 @@ class CallHead:
     Attributes:
         patterns: The ways to write it; the first match wins. A pattern may end before the brace
             that begins the arguments.
+        odd: Other patterns, for those of some names that need their own.
         loose: A head in which any word is the id, in formats whose ids contain the name.
         lead_ins: Meaningless texts, one of which may follow; longer ones first.
     """
 
     patterns: tuple[Pattern, ...]
+    odd: Callable[[tuple[str, ...]], tuple[Pattern, ...]]
     loose: Pattern | None = None
     lead_ins: tuple[str, ...] = ()
 
@@ -100,7 +102,7 @@ class _NamedCall:
         self._outbox.send(self._calls.extend(piece), settled)
 
     def _in_head(self, text: str, position: int) -> int:
-        for pattern in self._head.patterns:
+        for pattern in (*self._head.odd(self._calls.names), *self._head.patterns):
             found = pattern.match(text, position)
             if found.end == UNDECIDED:
                 return UNDECIDED

@@ -453,6 +453,7 @@ class LiteralDialect:
 
     Attributes:
         call: The beginning of a call, up to the bracket after its name.
+        odd_call: The same, for those of some names that `call` does not read.
         call_begin: The text that begins every call, if any.
         key: The key of an argument, up to its value.
         assign: The text between a key and its value.
@@ -464,6 +465,7 @@ class LiteralDialect:
     """
 
     call: Pattern
+    odd_call: Callable[[tuple[str, ...]], Pattern | None]
     call_begin: str
     call_end: str
     key: Pattern
@@ -502,11 +504,12 @@ class LiteralCallReader(SteppingReader):
 
     def __init__(self, context: ReaderContext, *, dialect: LiteralDialect) -> None:
         opener = context.opener
+        self._odd_call = dialect.odd_call(context.calls.names)
+        self._dialect = dialect
         is_call = bool(opener) and opener == dialect.call_begin
         # Or a name and its bracket.
-        is_call = is_call or dialect.call.match(opener).end == len(opener)
+        is_call = is_call or self._any_call_at(opener, 0).end == len(opener)
         super().__init__(context, opener_is_call=is_call)
-        self._dialect = dialect
         self._name = ""
         self._types = ParameterTypes({})
         self._odd_keys: Pattern | None = None
@@ -568,10 +571,15 @@ class LiteralCallReader(SteppingReader):
         between = _IN_BLOCK if self._calls_ended else _BEFORE_BLOCK
         return span_end(between, self._buffer, position)
 
+    def _any_call_at(self, text: str, position: int) -> Match:
+        """Match a call of any name; the request tells where an odd one ends."""
+        odd = self._odd_call.match(text, position) if self._odd_call else NO_MATCH
+        return self._dialect.call.match(text, position) if odd.end == REFUTED else odd
+
     def _call_at(self, position: int) -> Match:
         """Match a call to an offered tool; refute any other name as soon as it differs."""
         calls = self._context.calls
-        call = self._dialect.call.match(self._buffer, position)
+        call = self._any_call_at(self._buffer, position)
         beginning = self._buffer[position + len(self._dialect.call_begin) :].strip()
         for text in self._dialect.before:
             beginning = "" if text.startswith(beginning) else beginning.removeprefix(text)
@@ -694,7 +702,7 @@ class LiteralCallReader(SteppingReader):
         """Match a call of any name, or the end of the block."""
         if position < 0 or self._buffer[position] == _LIST_END:
             return position
-        next_call = self._dialect.call.match(self._buffer, position)
+        next_call = self._any_call_at(self._buffer, position)
         follows = either(self._block_end_at(position), next_call.end, self._opener_at(position))
         return position if follows >= 0 else follows
 

@@ -27,11 +27,13 @@ DIALECTS = (
     *("hermes_json", "qwen3_coder_xml", "deepseek_dsml v4", "minicpm5", "minimax_m3"),
     *("gemma4", "pythonic"),
 )
-NAMED_IN_TAGS = (
+NAMED_IN_JSON = ("hermes_json", "cohere", "apertus")
+NAMED = (
     *("glm4", "qwen3_coder_xml", "seed_oss", "minimax_m2", "minimax_m3", "hunyuan_v3", "kimi_k3"),
     *("deepseek_dsml v4", "minicpm5", "step3", "muse_spark", "k2_horizon", "solar_open2"),
+    *("kimi_k2", "deepseek_v3", "deepseek_v31", "plamo3", "solar_open", "mirothinker"),
+    *("functionary", "mistral", "gemma4", "pythonic", "olmo3", *NAMED_IN_JSON),
 )
-NAMED_IN_JSON = ("hermes_json", "cohere", "apertus")
 BATCH = 40
 
 
@@ -139,7 +141,7 @@ def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd)
         assert all(isinstance(value, int) for value in found)
 
 
-@pytest.mark.parametrize("name", [*NAMED_IN_TAGS, *NAMED_IN_JSON])
+@pytest.mark.parametrize("name", NAMED)
 def test_tools_with_odd_names_are_called_by_them_whole_and_letter_by_letter(name):
     model = Model(name)
     family = model.family
