@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from common.process import tied
@@ -82,6 +83,9 @@ class HelperProcess:
 
     Jobs and answers are frames: their length, then their bytes. An empty-handed first answer says
     that the process has started.
+
+    Attributes:
+        is_guarded: Whether a pool waits for its end.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class HelperProcess:
         self._max_answer_bytes = max_answer_bytes
         self._is_ready = False
         self._unread = bytearray()
+        self.is_guarded = False
 
     @property
     def pid(self) -> int:
@@ -115,6 +120,14 @@ class HelperProcess:
         if not self._is_ready:
             self.receive(time.monotonic() + START_S)
             self._is_ready = True
+
+    def await_end(self) -> None:
+        """Wait until the process has closed its socket, or was killed here."""
+        poll = select.poll()
+        with suppress(ValueError):  # closed on this side
+            # The end alone: others read its answers.
+            poll.register(self._socket, 0)
+            poll.poll()
 
     def send(self, data: bytes, deadline: float) -> None:
         """Send a frame, whole even if the caller leaves."""
@@ -213,7 +226,14 @@ class Conversation(Protocol[_AnswerT_co]):
 class HelperPool(Generic[_ProcessT]):
     """A few processes, started on demand; used from any thread. Those in `idle` have no job."""
 
-    def __init__(self, count: int, *, grace_s: float, retries_ended: bool = False) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        grace_s: float,
+        retries_ended: bool = False,
+        replaces_idle: bool = False,
+    ) -> None:
         """Start with no process.
 
         Args:
@@ -222,8 +242,12 @@ class HelperPool(Generic[_ProcessT]):
                 started anew.
             retries_ended: Whether a job gets a fresh process after any end, for which other jobs
                 may be the reason, and not only if somebody else killed the process.
+            replaces_idle: Whether another process takes the place of an idle one that has ended,
+                before a job needs it. What starts it is kept as long as the process lives.
         """
         self.idle: list[_ProcessT] = []
+        self._count = count
+        self._replaces_idle = replaces_idle
         self._grace_s = grace_s
         self._retries_ended = retries_ended
         self._room = threading.Semaphore(count)
@@ -247,11 +271,11 @@ class HelperPool(Generic[_ProcessT]):
         while not self._room.acquire(timeout=POLL_S):
             require_caller()
         try:
-            return self._attempt(self._idle_one() or _started(start), begin)
+            return self._attempt(self._idle_one() or _started(start), start, begin)
         except ProcessEndedError as error:
             if not (error.was_killed or self._retries_ended):
                 raise
-            return self._attempt(_started(start), begin)
+            return self._attempt(_started(start), start, begin)
         finally:
             self._room.release()
 
@@ -260,7 +284,10 @@ class HelperPool(Generic[_ProcessT]):
         kill_all(self.idle)
 
     def _attempt(
-        self, process: _ProcessT, begin: Callable[[_ProcessT], Conversation[_AnswerT_co]]
+        self,
+        process: _ProcessT,
+        start: Callable[[], _ProcessT],
+        begin: Callable[[_ProcessT], Conversation[_AnswerT_co]],
     ) -> _AnswerT_co:
         talk, is_lost = begin(process), False
         try:
@@ -275,7 +302,33 @@ class HelperPool(Generic[_ProcessT]):
             if is_lost or talk.owed:
                 process.kill()
             else:
-                self.idle.append(process)
+                self._keep(process)
+                self._guard(process, start)
+
+    def _keep(self, process: _ProcessT) -> None:
+        if len(self.idle) < self._count:
+            self.idle.append(process)
+        else:
+            process.kill()
+
+    def _guard(self, process: _ProcessT, start: Callable[[], _ProcessT]) -> None:
+        """Have a process replaced that ends while it is idle; its successor only after a job."""
+        if self._replaces_idle and not process.is_guarded:
+            process.is_guarded = True
+            threading.Thread(
+                target=self._replace_once_ended, args=(process, start), daemon=True, name="guard"
+            ).start()
+
+    def _replace_once_ended(self, process: _ProcessT, start: Callable[[], _ProcessT]) -> None:
+        process.await_end()
+        try:
+            self.idle.remove(process)
+        except ValueError:
+            # It has a job, which starts another, or the pool has killed it.
+            return
+        process.kill()
+        with suppress(ProcessEndedError):
+            self._keep(_started(start))
 
     def _idle_one(self) -> _ProcessT | None:
         while True:

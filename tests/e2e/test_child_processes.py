@@ -1,6 +1,7 @@
 """The environment of every process that a backend starts: the host's variables, no secret."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -125,3 +126,17 @@ def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):
     assert not list((everybodys / "mlx").iterdir())
     for each in (directory, *directory.parents[: len(directory.relative_to(tmp_path).parts) - 1]):
         assert not each.stat().st_mode & 0o077, each
+
+
+def test_an_idle_process_for_templates_that_ends_is_replaced_before_a_request_needs_it(tmp_path):
+    with real_backend(tmp_path / "log") as backend:
+        backend.load(MODEL_DIR)
+        pid, kind = backend.process.pid, b"rendering_process"
+        message = pb.Message(role="user", content="hi")
+        chat = pb.PredictOptions(UseTokenizerTemplate=True, Messages=[message], Tokens=1)
+        for _ in range(2):
+            (idle,) = named(pid, kind)
+            os.kill(idle, signal.SIGKILL)
+            (successor,) = wait_until(lambda idle=idle: {*named(pid, kind)} - {idle})
+            assert backend.stub.Predict(chat, timeout=TIMEOUT_S).tokens == 1
+            assert named(pid, kind) == [successor]
