@@ -240,10 +240,11 @@ CHANNEL_OPTIONS = (
     ("grpc.so_reuseport", 0),
     # A client whose machine has vanished sends no FIN: keepalive frees its slot after 30 s, and its
     # place among the connections.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    # That of TCP too: a client that reads nothing for so long, as on a busy machine, is cut off.
+    ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
     # Without pings that measure bandwidth: their answers come after all that a slow client is
     # sending, and a picture that takes longer than the timeout would never arrive.
