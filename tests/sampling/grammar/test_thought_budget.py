@@ -120,8 +120,11 @@ def thought_of(family, text, *, is_open):
 def test_no_reply_holds_more_tokens_of_thought_than_the_budget(name, is_spelled, is_open):
     family, random = FAMILIES[name], Random(name)
     vocabulary = vocabulary_of(family, is_spelled=is_spelled)
-    words = sorted(vocabulary.pieces[END + 1 : -10], key=len, reverse=True)
-    one_word = re.compile("|".join(re.escape(word.decode()) for word in words))
+    words = {word.decode() for word in vocabulary.pieces[END + 1 : -10]}
+    # A thought is shown without the space at its end.
+    words |= {word.rstrip() for word in words}
+    longest_first = sorted(filter(None, words), key=len, reverse=True)
+    one_word = re.compile("|".join(map(re.escape, longest_first)))
     thoughts = 0
     for tokens in (0, 1, 3, 9, 30, 9, 3, 1):
         matcher = guided(family, vocabulary, tokens, is_open=is_open).matcher()
