@@ -1,11 +1,13 @@
 """Removes the tags of citations, `<co>words</co: 0:[1]>`, from text."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 
 from backend.core.step import ContentDelta, Delta, ReasoningDelta
 from backend.formats.dialects import Citations
+from backend.formats.format import ToolFormat
+from backend.output.readers.build import make_reader
 from backend.output.readers.patterns import (
     REFUTED,
     UNDECIDED,
@@ -14,6 +16,9 @@ from backend.output.readers.patterns import (
     fixed,
     sequence,
 )
+from backend.output.readers.reader import Reader, ReaderContext
+from backend.output.readers.typed_values import JsonSchema
+from backend.output.reply_format import OutputFormat
 from backend.output.router import Router
 
 # A citation is a phrase, so its end is sought within so many characters.
@@ -54,10 +59,15 @@ class _CitedText:
         self._tags = tags
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """Text that waits."""
+        return self._held
+
     def pass_text(self, text: str) -> str:
-        """Return the text that is certain, without tags."""
-        text, self._held = self._held + text, ""
-        return "".join(self._pieces(text))
+        """Return the text that is certain, without tags; on an error nothing changes."""
+        *passing, self._held = self._pieces(self._held + text)
+        return "".join(passing)
 
     def pass_last(self, *, truncated: bool) -> str:
         """Return the text held back, because the text ends here; a citation need not end."""
@@ -69,17 +79,19 @@ class _CitedText:
         return text if truncated and rest.startswith(self._tags.heads) else text + rest
 
     def _pieces(self, text: str) -> Iterator[str]:
+        """Yield the pieces without tags; the last one waits."""
         position = 0
         while (begin := text.find("<", position)) >= 0:
             yield text[position:begin]
             position = self._tag_end(text, begin)
             if position == UNDECIDED:
-                self._held = text[begin:]
+                yield text[begin:]
                 return
             if position == REFUTED:
                 position = begin + 1
                 yield text[begin:position]
         yield text[position:]
+        yield ""
 
     def _tag_end(self, text: str, begin: int) -> int:
         """Return the position after a tag; a negative number as in `patterns` without one."""
@@ -93,50 +105,83 @@ class _CitedText:
         return UNDECIDED if len(text) < position + _MAX_CHARS else REFUTED
 
 
-class CitedRouter:
-    """Routes a reply whose content and thoughts may have citations."""
+class CitedRouter(Router):
+    """Routes a reply whose content and thoughts may have citations.
 
-    def __init__(self, router: Router, citations: Citations) -> None:
-        self._router = router
+    If a tag cannot be read, routing ends as in `Router`: later tags are text.
+    """
+
+    def __init__(
+        self,
+        output_format: OutputFormat,
+        *,
+        citations: Citations,
+        tools: Mapping[str, JsonSchema] | None,
+        prompt_tail: str = "",
+        used_ids: Collection[str] = (),
+        make_reader: Callable[[ToolFormat, ReaderContext], Reader] = make_reader,
+    ) -> None:
+        """Begin a reply; `tools` as in `Router`."""
+        super().__init__(
+            output_format,
+            tools=tools,
+            prompt_tail=prompt_tail,
+            used_ids=used_ids,
+            make_reader=make_reader,
+        )
         self._content, self._reasoning = (_CitedText(_tags(citations)) for _ in range(2))
+        self._shown: list[Delta] = []
 
     @property
-    def completed_calls(self) -> Set[int]:
-        """Indexes of the calls that were emitted in full."""
-        return self._router.completed_calls
-
-    @property
-    def repairs(self) -> Mapping[int, tuple[str, ...]]:
-        """Repairs made to calls, by call index."""
-        return self._router.repairs
-
-    @property
-    def ended_mid_call(self) -> bool:
-        """Whether the reply ended inside a call."""
-        return self._router.ended_mid_call
+    def held(self) -> str:
+        """Text that would be content if routing ended here; not whitespace around a thought."""
+        return self._content.held + super().held
 
     def feed(self, text: str) -> list[Delta]:
         """Return the deltas that this text makes certain."""
-        return list(filter(_is_any, self._cleared(self._router.feed(text))))
+        self._rest += text
+        return self._guarded(lambda: self._cite(self._route))
 
     def finish(self, *, truncated: bool) -> list[Delta]:
         """Return the deltas that were held back; an open call of a truncated reply just ends."""
-        cleared = [*self._cleared(self._router.finish(truncated=truncated))]
-        return list(filter(_is_any, [*cleared, *self._left(truncated=truncated)]))
+        return self._guarded(
+            lambda: self._cite(lambda: self._finish(truncated=truncated), truncated=truncated)
+        )
 
-    def _cleared(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
-        """Yield deltas without tags; some are empty. Text that waits leaves before other deltas."""
-        for delta in deltas:
-            match delta:
-                case ContentDelta(text):
-                    yield ReasoningDelta(self._reasoning.pass_last(truncated=False))
-                    yield ContentDelta(self._content.pass_text(text))
-                case ReasoningDelta(text):
-                    yield ContentDelta(self._content.pass_last(truncated=False))
-                    yield ReasoningDelta(self._reasoning.pass_text(text))
-                case _:
-                    yield from self._left(truncated=False)
-                    yield delta
+    def _cite(self, route: Callable[[], None], *, truncated: bool | None = None) -> None:
+        """Route, and drop tags; `truncated` tells how the reply ends here, `None` that it goes on.
+
+        What is shown already precedes what waits, and that the deltas with their tags.
+        """
+        route()
+        while self._deltas:
+            self._shown += filter(_is_any, self._without_tags(self._deltas[0]))
+            del self._deltas[0]
+        if truncated is not None:
+            self._shown += filter(_is_any, self._left(truncated=truncated))
+        self._deltas, self._shown = self._shown, []
+
+    def _switch_off(self) -> None:
+        """Treat everything held back as content to come; what waits for the end of a tag passes."""
+        super()._switch_off()
+        waiting: tuple[Delta, ...] = (
+            ReasoningDelta(self._reasoning.held),
+            ContentDelta(self._content.held),
+        )
+        self._deltas = [*self._shown, *filter(_is_any, waiting), *self._deltas]
+
+    def _without_tags(self, delta: Delta) -> Iterator[Delta]:
+        """Yield a delta without tags, perhaps empty. Text that waits leaves before other deltas."""
+        match delta:
+            case ContentDelta(text):
+                yield ReasoningDelta(self._reasoning.pass_last(truncated=False))
+                yield ContentDelta(self._content.pass_text(text))
+            case ReasoningDelta(text):
+                yield ContentDelta(self._content.pass_last(truncated=False))
+                yield ReasoningDelta(self._reasoning.pass_text(text))
+            case _:
+                yield from self._left(truncated=False)
+                yield delta
 
     def _left(self, *, truncated: bool) -> Iterator[Delta]:
         yield ReasoningDelta(self._reasoning.pass_last(truncated=truncated))

@@ -3,6 +3,7 @@
 import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Protocol, assert_never
 
@@ -283,12 +284,14 @@ class ReplyCursor:
         return TokenLogprob(token_id, self._token_bytes(token_id), logprobs.logprob, top)
 
 
-def _router(spec: ReplySpec) -> Router | CitedRouter | RuledRouter:
-    router = Router(
+def _router(spec: ReplySpec) -> Router | RuledRouter:
+    citations = None if spec.is_ruled else spec.format.citations
+    make: Callable[..., Router] = partial(CitedRouter, citations=citations) if citations else Router
+    router = make(
         spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail, used_ids=spec.used_ids
     )
     if not spec.is_ruled:
-        return CitedRouter(router, spec.format.citations) if spec.format.citations else router
+        return router
     may_call = spec.tools is None or bool(spec.tools)
     return RuledRouter(
         router, spec.format, spec.prompt_tail, may_call=may_call, triggers=spec.triggers

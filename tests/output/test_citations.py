@@ -5,7 +5,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backend.core.step import FinishReason
+from backend.core.step import ContentDelta, FinishReason
+from backend.output.citations import CitedRouter
+from backend.output.readers.reader import ReaderOutput
 from backend.output.reply import ReplySpec
 
 TOOLS = {"w": {"type": "object", "properties": {"text": {"type": "string"}}}}
@@ -117,3 +119,49 @@ def test_the_cut_makes_no_difference(parts, truncated):
 
 def test_a_stop_string_is_sought_in_what_is_shown():
     assert played("It is <co>Paris</co: 0:[0]>.", stop_strings=("is Paris",)).content == "It "
+
+
+class Unreadable(str):
+    """A text whose tags cannot be read, as after a mistake in that code."""
+
+    def __radd__(self, other):
+        raise RuntimeError("a bug")
+
+
+class Reader:
+    """Passes a piece of content with its first text, and raises at an exclamation mark."""
+
+    is_mid_call = False
+
+    def __init__(self, context):
+        self.held = context.opener
+
+    def feed(self, text):
+        if "!" in text:
+            raise RuntimeError("a bug")
+        self.held = ""
+        return ReaderOutput((ContentDelta("See "), ContentDelta(Unreadable("<co: 0>this"))))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "content"),
+    [
+        (
+            ["<co>A <co", "<|START_ACTION|>!", "</co: 0:[0]>"],
+            "<co>A <co<|START_ACTION|>!</co: 0:[0]>",
+        ),
+        (["<co>A ", "<|START_ACTION|>b", "<co: 0>c"], "<co>A See <co: 0>this<co: 0>c"),
+    ],
+)
+def test_a_mistake_costs_no_text(chunks, content, caplog):
+    output_format = golden.named_format("cohere!", "cohere_think")
+    router = CitedRouter(
+        output_format,
+        citations=output_format.citations,
+        tools=TOOLS,
+        make_reader=lambda _, context: Reader(context),
+    )
+    deltas = [delta for chunk in chunks for delta in router.feed(chunk)]
+    deltas += router.finish(truncated=False)
+    assert "".join(delta.text for delta in deltas) == content
+    assert len(caplog.records) == 1
