@@ -30,10 +30,13 @@ BRANCHES_BUDGET_S = 2.0
 _NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the option chat_template"
 _NO_TOOLS = "this model's chat template does not support tools, and the option write_tools is false"
 _LOST_TOOLS = "this model's chat template shows no tools in this conversation"
+_OPTIONS = "chat_template_kwargs"
 _RESERVED_OPTIONS = frozenset(
     {
         *("messages", "conversation", "conversations", "tools", "chat_template", "tokenize"),
         *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+        # Jinja's own.
+        "self",
     }
 )
 
@@ -97,7 +100,7 @@ class ChatTemplate:
             InvalidRequestError: The template refuses the conversation, with its own message, or
                 would lose a text or the tools, or an option would replace a part of the request.
         """
-        if self.renderer is None or self.tool_forms is None or self._efforts is None:
+        if self.renderer is None:
             raise InvalidRequestError("Messages", _NO_TEMPLATE)
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
@@ -107,21 +110,40 @@ class ChatTemplate:
             raise InvalidRequestError("Tools", _NO_TOOLS)
         if tools and self.writes_tools:
             messages, tools = with_written_tools(messages, tools), ()
+        try:
+            text = self._rendered(messages, tools, options)
+        except RenderTimeoutError as error:
+            raise InvalidRequestError("Messages", str(error)) from error
+        except RenderError as error:
+            is_of_options = bool(options) and self._can_render(messages, tools)
+            field = _OPTIONS if is_of_options else "Messages"
+            raise InvalidRequestError(field, str(error)) from error
+        if text is None:
+            raise InvalidRequestError("Tools", _LOST_TOOLS)
+        return text
+
+    def _can_render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+        """Tell whether a prompt can be rendered without options."""
+        try:
+            return self._rendered(messages, tools, {}) is not None
+        except (RenderError, RenderTimeoutError):
+            return False
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: Options
+    ) -> str | None:
+        """Return the prompt, or `None` if it lacks the tools."""
+        if self.renderer is None or self.tool_forms is None or self._efforts is None:
+            raise InvalidRequestError("Messages", _NO_TEMPLATE)
         form = self._abilities.form
         given = to_turns(messages, form.calls)
         texts = said(given) if form.shows_text else ()
         turns = form.of(given)
-        try:
-            options = self._efforts.fitted(options)
-            if not tools:
-                return render(self.renderer, turns, None, options, texts=texts)
-            schemas = self.tool_forms.fitted([dict(tool.schema) for tool in tools])
-            text = render_with_tools(self.renderer, turns, schemas, options, texts=texts)
-        except (RenderError, RenderTimeoutError) as error:
-            raise InvalidRequestError("Messages", str(error)) from error
-        if text is None:
-            raise InvalidRequestError("Tools", _LOST_TOOLS)
-        return text
+        options = self._efforts.fitted(options)
+        if not tools:
+            return render(self.renderer, turns, None, options, texts=texts)
+        schemas = self.tool_forms.fitted([dict(tool.schema) for tool in tools])
+        return render_with_tools(self.renderer, turns, schemas, options, texts=texts)
 
     def render_with_branches(
         self,
@@ -160,7 +182,7 @@ class ChatTemplate:
 
 def _check_options(options: Options) -> None:
     if reserved := sorted(_RESERVED_OPTIONS.intersection(options)):
-        raise InvalidRequestError("chat_template_kwargs", f"may not set {reserved[0]!r}")
+        raise InvalidRequestError(_OPTIONS, f"may not set {reserved[0]!r}")
 
 
 _LEFT, _RIGHT = "Qx7", "Zk9"

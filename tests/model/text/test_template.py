@@ -191,10 +191,25 @@ def test_a_thought_reaches_the_template_under_both_of_its_names():
     assert template.render([thoughtful], [], {}) == "hm hm"
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "chat_template", "add_generation_prompt", "self"]
+)
 def test_options_cannot_replace_the_request(chat_template: Templates, name: str):
     with pytest.raises(InvalidRequestError, match=f"^chat_template_kwargs: may not set '{name}'"):
         chat_template("plain").render([QUESTION], [], {name: "x"})
+
+
+@pytest.mark.parametrize("options", [{"documents": 5}, {"mode": "loud"}])
+def test_options_that_the_template_refuses_are_blamed(options: dict[str, JsonValue]):
+    template = jinja(
+        "{% if mode == 'loud' %}{{ raise_exception('no such mode') }}{% endif %}"
+        "{% if messages[0].content == '' %}{{ raise_exception('empty') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    with pytest.raises(InvalidRequestError, match=r"^chat_template_kwargs: "):
+        template.render([QUESTION], [], options)
+    with pytest.raises(InvalidRequestError, match=r"^Messages: empty"):
+        template.render([Message(role="user", content="")], [], {"other": 1})
 
 
 def test_no_messages_are_refused(chat_template: Templates):
