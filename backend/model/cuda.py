@@ -405,6 +405,7 @@ _VECTOR_QUERIES = 3
 # 128 MiB of scores in float32.
 _MOST_SCORES = 2**25
 _MATRIX = 2
+_BITS_PER_WORD = 32
 
 
 def attend_unplanned(
@@ -459,7 +460,31 @@ def _masked(scores: mx.array, mask: mx.array | str) -> mx.array:
     return mx.where(mask, scores, mx.finfo(mx.float32).min)
 
 
+def attend_dequantised(
+    queries: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    scale: float,
+    mask: mx.array | str | None,
+    bits: int,
+) -> mx.array:
+    """Return the attention to quantised keys, as `Device.attend_quantised` describes.
+
+    MLX's products with quantised arrays need whole buffers on CUDA: for the positions that a cache
+    has filled of one, they raise an error.
+    """
+    whole_keys, whole_values = _dequantised(keys, bits), _dequantised(values, bits)
+    return attend_unplanned(queries, whole_keys, whole_values, scale=scale, mask=mask, sinks=None)
+
+
+def _dequantised(parts: Sequence[mx.array], bits: int) -> mx.array:
+    """Return the numbers of words, scales and biases."""
+    words, scales, biases = parts
+    group_size = words.shape[-1] * _BITS_PER_WORD // bits // scales.shape[-1]
+    return mx.dequantize(words, scales, biases, group_size=group_size, bits=bits)
+
+
 def install(device: Device) -> None:
     """Have a device compute attention as this module does."""
     device.attend, device.attend_from = attend_unplanned, 0
-    device.attend_pieces = attend_pieces
+    device.attend_pieces, device.attend_quantised = attend_pieces, attend_dequantised

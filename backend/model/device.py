@@ -158,6 +158,8 @@ class Device:
         compiles_from: In passes: a shorter training takes less time without compiled kernels.
         pass_limit_s: The longest pass that the system tolerates, in seconds.
         max_arrays: The number of arrays that it can hold at once.
+        rounds_float32_as: The type to whose precision products of float32 are rounded: MLX has the
+            matrix units of a GPU take them as TF32, which is as precise as float16.
     """
 
     prepare: Prepare = _leave
@@ -176,12 +178,18 @@ class Device:
     compiles_from: int = 0
     pass_limit_s: float = math.inf
     max_arrays: float = math.inf
+    rounds_float32_as: mx.Dtype = mx.float32
 
     def adapt_to(self, info: Mapping[str, Any]) -> None:
         """Adapt to a GPU by MLX's facts of it: Metal names limits, and CUDA its capability."""
+        self.rounds_float32_as = mx.float16
         if "resource_limit" in info:
             self.pass_limit_s = METAL_PASS_S
             self.max_arrays = int(info["resource_limit"])
+
+    def precision(self, dtype: mx.Dtype) -> mx.Dtype:
+        """Return the type that is as precise as products of arrays of a type are."""
+        return self.rounds_float32_as if dtype == mx.float32 else dtype
 
 
 DEVICE = Device()

@@ -43,7 +43,7 @@ left = {
     or hasattr(value, "replaced_upstream_function")
 }
 left |= {type(m).__name__ for m in network.modules() if type(m).__module__.startswith("backend")}
-print(*sorted(left), DEVICE == Device())
+print(*sorted(left), DEVICE == Device(rounds_float32_as=DEVICE.rounds_float32_as))
 """
 
 
@@ -55,14 +55,19 @@ def left_by_a_load(kind, directory):
 def test_metal_gets_no_functions():
     device = Device()
     install(device, mx.Device(mx.gpu))
-    assert device == Device()
+    assert device == Device(rounds_float32_as=mx.float16)
 
 
 def test_cuda_gets_an_attention_and_nothing_else(monkeypatch):
     monkeypatch.setattr(mx, "device_info", lambda: {"compute_capability_major": 9})
     install(device := Device(), mx.Device(mx.gpu))
-    attention = {"attend": cuda.attend_unplanned, "attend_pieces": cuda.attend_pieces}
-    assert device == replace(Device(), **attention, attend_from=0)
+    attention = {
+        "attend": cuda.attend_unplanned,
+        "attend_from": 0,
+        "attend_pieces": cuda.attend_pieces,
+        "attend_quantised": cuda.attend_dequantised,
+    }
+    assert device == Device(rounds_float32_as=mx.float16, **attention)
 
 
 @pytest.mark.parametrize(

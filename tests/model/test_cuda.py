@@ -1,6 +1,7 @@
 """Attention on CUDA gives what MLX's gives: in one kernel, and without a plan for new lengths."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from backend.model import cuda
@@ -112,6 +113,50 @@ def test_one_kernel_attends_to_keys_in_several_arrays(dtype, width, window, has_
         )
         bound = 1e-4 if dtype == mx.float32 else 2e-2
         assert mx.abs(found[row] - expected[0]).max().item() < bound
+
+
+QUANTISED_MASKS = {
+    "all": None,
+    "causal": "causal",
+    "for each row": mx.arange(40) < mx.array([40, 37, 35])[:, None, None, None],
+}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize(("group_size", "width"), [(32, 96), (64, 64), (64, 256)])
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("mask", QUANTISED_MASKS.values(), ids=QUANTISED_MASKS)
+def test_quantised_keys_are_attended_to_in_the_filled_part_of_buffers(
+    bits, group_size, width, tokens, mask
+):
+    packing = {"group_size": group_size, "bits": bits}
+    queries = drawn(ROWS, HEADS, tokens, width, dtype=mx.float32)
+    whole = [drawn(ROWS, KV_HEADS, 64, width, dtype=mx.float32) for _ in "kv"]
+    stored = [[part[..., :40, :] for part in mx.quantize(each, **packing)] for each in whole]
+    scale = width**-0.5
+    found = cuda.attend_dequantised(queries, *stored, scale, mask, bits)
+    keys, values = (mx.dequantize(*parts, **packing) for parts in stored)
+    expected = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+    bound = 2e-2 if mx.cuda.is_available() else 1e-5
+    assert mx.abs(found - expected).max().item() < bound
+
+
+@needs_cuda
+@pytest.mark.parametrize("transpose", [True, False])
+def test_products_with_a_part_of_a_quantised_buffer_are_refused_by_mlx(transpose):
+    parts = [part[:, :100] for part in mx.quantize(drawn(2, 256, 128, dtype=mx.bfloat16))]
+    other = drawn(2, 16, 128 if transpose else 100, dtype=mx.bfloat16)
+    with pytest.raises(RuntimeError, match="No implementation"):
+        mx.eval(mx.quantized_matmul(other, *parts, transpose=transpose))
+
+
+@needs_cuda
+def test_products_of_float32_are_rounded_as_those_of_float16():
+    one, other = drawn(256, 256, dtype=mx.float32), drawn(256, 256, dtype=mx.float32)
+    exact = mx.array(np.asarray(one, np.float64) @ np.asarray(other, np.float64))
+    error = mx.abs(one @ other - exact).max()
+    half = (one.astype(mx.float16) @ other.astype(mx.float16)).astype(mx.float32)
+    assert 0.01 < (error / mx.abs(half - exact).max()).item() < 10
 
 
 def test_what_no_kernel_is_for_is_left_to_others():

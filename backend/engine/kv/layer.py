@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.base import quantized_scaled_dot_product_attention
+from mlx_lm.models.cache import QuantizedKVCache
 
 from backend.cache.kv import Part, RowKV
 from backend.cache.layers import UpstreamCache, class_of
@@ -518,7 +519,7 @@ class QuantizedKV(RaggedKV):
 
     def __init__(self, ledger: Ledger, like: UpstreamCache) -> None:
         super().__init__(ledger, like)
-        self._packing = {"group_size": like.group_size, "bits": like.bits}
+        self._packing = _packing_of(like)
 
     def _encoded(self, keys: mx.array, values: mx.array) -> Buffers:
         return (*mx.quantize(keys, **self._packing), *mx.quantize(values, **self._packing))
@@ -623,8 +624,11 @@ def _over_quantised(cache: UpstreamCache, queries: mx.array, scale: float) -> mx
     keys, values = (
         tuple(a[..., : cache.offset, :] for a in pair) for pair in (cache.keys, cache.values)
     )
-    packing = {"group_size": cache.group_size, "bits": cache.bits}
-    return over_quantised(queries, keys, values, scale, None, packing)
+    return over_quantised(queries, keys, values, scale, None, _packing_of(cache))
+
+
+def _packing_of(cache: UpstreamCache) -> Mapping[str, int]:
+    return {"group_size": cache.group_size, "bits": cache.bits}
 
 
 def over_quantised(
@@ -690,6 +694,8 @@ def _routed(upstream: Attention) -> Attention:
             return keys.attend(queries, scale, mask, sinks)
         if isinstance(keys, RowKV):
             return attend_row(keys, queries, scale, mask, sinks)
+        if isinstance(cache, QuantizedKVCache) and sinks is None:
+            return over_quantised(queries, keys, values, scale, mask, _packing_of(cache))
         return upstream(queries, keys, values, cache, scale, mask, sinks)
 
     return attend

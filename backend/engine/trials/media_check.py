@@ -18,6 +18,7 @@ from backend.engine.passes.feeder import MediaFeeder
 from backend.engine.plan import FreshCaches
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.failures import one_line
+from backend.model.device import DEVICE
 from backend.model.vision.media_processor import PROCESSOR_FAILURES, ProcessorError
 from backend.model.vision.media_support import Examiner, OtherTokensError
 from backend.model.vision.vision_network import VisionNetwork
@@ -95,7 +96,7 @@ class _Reading(NamedTuple):
         served = self._served(prompt, tokens[:-1], pieces)
         moved = mx.abs(mx.softmax(served, axis=-1) - mx.exp(expected.astype(mx.float32)))
         gap = mx.max(mx.sum(moved, axis=-1)).item() / 2
-        if gap <= _TOLERANCE[_precision(self.network)]:
+        if gap <= _TOLERANCE[DEVICE.precision(_precision(self.network))]:
             return None
         return f"its answers would not be those of mlx-vlm (probabilities differ by {gap:.2g})"
 

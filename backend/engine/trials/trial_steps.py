@@ -83,7 +83,8 @@ def difference(
         noise: A difference that is explained too.
     """
     largest = largest_gap(expected, found)
-    tolerance = _TOLERANCE.get(expected[0].dtype, max(_TOLERANCE.values()))
+    precision = DEVICE.precision(expected[0].dtype)
+    tolerance = _TOLERANCE.get(precision, max(_TOLERANCE.values()))
     is_near = largest <= max(tolerance, noise) < math.inf
     return None if is_near else f"log-probabilities differ by {largest:.2g}"
 

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import fields
 
 import mlx.core as mx
 import pytest
@@ -17,7 +18,7 @@ from backend.engine.messages.protocol import Passing, Submit
 from backend.engine.passes.agreement import ALONE
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.supervision.open_calls import OpenCalls
-from backend.engine.trials.trial_steps import at_once, prefilled
+from backend.engine.trials.trial_steps import at_once, difference, prefilled
 from backend.errors import EngineFailedError, OverloadedError
 from backend.model.device import DEVICE
 
@@ -52,10 +53,11 @@ def metal():
 
 @contextmanager
 def device_of(info):
-    before = DEVICE.pass_limit_s, DEVICE.max_arrays
+    before = {field.name: getattr(DEVICE, field.name) for field in fields(DEVICE)}
     DEVICE.adapt_to(info)
     yield
-    DEVICE.pass_limit_s, DEVICE.max_arrays = before
+    for name, value in before.items():
+        setattr(DEVICE, name, value)
 
 
 PATIENT = {"prefill_pause_ms": 60_000, "prefill_chunk_alone": 2048, "prefill_chunk": 2048}
@@ -109,6 +111,19 @@ def test_no_pass_of_a_trial_is_longer_either(networks, clock):
 
 def test_a_trial_without_a_limit_has_few_passes(networks, clock):
     assert [tokens for tokens, _ in tried(networks, clock).passes] == [512, 188]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_a_cpu", "on_a_gpu"),
+    [(mx.float32, False, True), (mx.float16, True, True), (mx.bfloat16, True, True)],
+)
+def test_a_gpu_may_round_float32_as_it_does_float16(dtype, on_a_cpu, on_a_gpu):
+    expected, found = mx.array([[0.0, 0.0]], dtype), mx.array([[0.0, 0.07]], dtype)
+    assert (difference([expected], [found]) is None) is on_a_cpu
+    for info in (METAL, {"compute_capability_major": 9}):
+        with device_of(info):
+            assert (difference([expected], [found]) is None) is on_a_gpu
+            assert "differ" in difference([expected], [found * 20])
 
 
 def test_a_request_that_cost_an_engine_is_tried_in_smaller_passes(networks):
