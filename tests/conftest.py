@@ -39,6 +39,10 @@ settings.register_profile("long", derandomize=False, max_examples=3000)
 settings.register_profile("quick", phases=[Phase.explicit, Phase.generate], max_examples=50)
 
 
+# Results are compared to the last digits of float32, to which a GPU computes only without TF32.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let `make test-thorough` run what `make test` leaves out."""
     parser.addoption("--thorough", action="store_true", help="run all cases of tests of `one_in`")

@@ -1,7 +1,10 @@
 """Attention on CUDA gives what MLX's gives: in one kernel, and without a plan for new lengths."""
 
+import os
+import subprocess
+import sys
+
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from backend.model import cuda
@@ -150,13 +153,25 @@ def test_products_with_a_part_of_a_quantised_buffer_are_refused_by_mlx(transpose
         mx.eval(mx.quantized_matmul(other, *parts, transpose=transpose))
 
 
+ROUNDING = """
+import mlx.core as mx
+import numpy as np
+
+one, other = mx.random.normal((256, 256)), mx.random.normal((256, 256))
+exact = mx.array(np.asarray(one, np.float64) @ np.asarray(other, np.float64))
+half = (one.astype(mx.float16) @ other.astype(mx.float16)).astype(mx.float32)
+print((mx.abs(one @ other - exact).max() / mx.abs(half - exact).max()).item())
+"""
+
+
 @needs_cuda
-def test_products_of_float32_are_rounded_as_those_of_float16():
-    one, other = drawn(256, 256, dtype=mx.float32), drawn(256, 256, dtype=mx.float32)
-    exact = mx.array(np.asarray(one, np.float64) @ np.asarray(other, np.float64))
-    error = mx.abs(one @ other - exact).max()
-    half = (one.astype(mx.float16) @ other.astype(mx.float16)).astype(mx.float32)
-    assert 0.01 < (error / mx.abs(half - exact).max()).item() < 10
+def test_products_of_float32_are_rounded_as_those_of_float16_unless_the_environment_forbids_it():
+    def error(setting):
+        environment = os.environ | {"MLX_ENABLE_TF32": setting}
+        command = [sys.executable, "-c", ROUNDING]
+        return float(subprocess.check_output(command, env=environment, text=True))
+
+    assert error("0") < 0.01 < error("1") < 10
 
 
 def test_what_no_kernel_is_for_is_left_to_others():

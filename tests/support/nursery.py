@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +58,8 @@ FREE_NAMES = {
 LATER = "MLX_BACKEND_TEST_LATER"
 # In that of engines with a fault.
 FAULT = "MLX_BACKEND_TEST_FAULT"
+# There MLX starts threads when it is imported, which no fork takes along.
+HAS_CUDA = any(each.name.startswith("mlx-cuda") for each in metadata.distributions())
 SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT = 0x8000
 LIMIT_BYTES = 2**20
@@ -108,7 +111,7 @@ class Nursery:
         inherited: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
-        is_alike = environment is None and _fixed(os.environ) == self._environment
+        is_alike = environment is None and self._is_alike()
         if not is_alike or threading.current_thread() is not self._thread:
             return self._starts[RANKS](arguments, inherited=inherited, environment=environment)
         words = ["--parent", str(os.getpid()), *arguments]
@@ -117,11 +120,15 @@ class Nursery:
     def start_helper(
         self, module: str, number: int, *, is_heard: bool = False, niceness: int = 0
     ) -> subprocess.Popen:
-        if _fixed(os.environ) != self._environment:
+        if not self._is_alike():
             start = self._starts[HELPERS[0]]
             return start(module, number, is_heard=is_heard, niceness=niceness)
         words = [module, str(int(is_heard)), str(niceness)]
         return Forked([], lambda: self._fork("helper", words, [number]))
+
+    def _is_alike(self) -> bool:
+        """Tell whether a process would start with the imports of a forked one."""
+        return not HAS_CUDA and _fixed(os.environ) == self._environment
 
     def _replace(self, place: tuple[str, str], start: Callable[..., subprocess.Popen]) -> None:
         if place not in self._starts:

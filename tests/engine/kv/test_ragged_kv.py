@@ -1,5 +1,7 @@
 """Rows of a batch that keep their own lengths, against each row by itself."""
 
+from contextlib import contextmanager
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,9 +12,10 @@ from mlx_lm.models.cache import KVCache
 
 from backend.cache.kv import Part, RowKV
 from backend.engine.kv.batch_caches import _joining
-from backend.engine.kv.layer import RaggedKV, Window, attend_row
+from backend.engine.kv.layer import RaggedKV, Window, attend_row, install
 from backend.engine.kv.ledger import Ledger
 from backend.engine.kv.spans import Column
+from backend.model.cuda import attend_dequantised
 from backend.model.device import DEVICE
 from benchmarks.cases import ragged_steps
 
@@ -292,3 +295,31 @@ def test_the_benchmark_of_steps_has_rows_on_prefixes(networks, is_apart):
         step_ms, nbytes = side(network, rows).measure(mix)
         assert step_ms > 0
         assert nbytes >= sum(mix.own) * rows.bytes_per_token
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_row_attends_as_its_device_does(networks, bits):
+    """MLX's products with a part of a quantised buffer, which CUDA lacks, are not needed."""
+    network, called = networks("llama_wide"), []
+    install()
+
+    def logits():
+        caches = [KVCache().to_quantized(group_size=32, bits=bits) for _ in network.layers]
+        prompts = ([list(range(40))], [[5]])
+        return mx.concatenate([network(mx.array(t), cache=caches) for t in prompts], axis=1)
+
+    def attend(*given):
+        called.append(given)
+        return attend_dequantised(*given)
+
+    expected = logits()
+    with quantised_attention(attend):
+        assert mx.allclose(logits(), expected, atol=1e-4)
+    assert len(called) == 2 * len(network.layers)
+
+
+@contextmanager
+def quantised_attention(attend):
+    before, DEVICE.attend_quantised = DEVICE.attend_quantised, attend
+    yield
+    DEVICE.attend_quantised = before
