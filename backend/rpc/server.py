@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from traceback import clear_frames, format_tb
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -28,6 +29,7 @@ from backend.pb import backend_pb2_grpc
 from backend.rpc.arrivals import ArrivalInterceptor
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
+from common.grpc_server import steady_server
 from common.rpc import (
     BearerTokenInterceptor,
     Context,
@@ -281,12 +283,13 @@ class BackendServer:
         limit = _within_descriptors(max_connections)
         self._address = config.address
         self._services: Services | None = None
-        self._late_services = LateServices(_methods() - {HEALTH_METHOD})
+        self._late_services = LateServices(_methods(*SERVICES) - {HEALTH_METHOD})
         names = [service.full_name for service in SERVICES]
         self._health = Health(names)
-        self._server = grpc.aio.server(
-            interceptors=self._interceptors(config.auth_token, tracing),
-            options=(*CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", limit)),
+        self._server = steady_server(
+            _methods(*SERVICES, *_standard_services()),
+            self._interceptors(config.auth_token, tracing),
+            (*CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", limit)),
         )
         self._health.add_to(self._server)
         every_name = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -338,14 +341,13 @@ class BackendServer:
     ) -> list[grpc.aio.ServerInterceptor]:
         """Return the interceptors, the outermost first."""
         authentication = [BearerTokenInterceptor(auth_token)] if auth_token else []
-        find_service = descriptor_pool.Default().FindServiceByName
         return [
             *authentication,
             ArrivalInterceptor(),
             self._late_services,
             *tracing,
             StatusInterceptor(),
-            DecodingInterceptor(*SERVICES, *map(find_service, _STANDARD_SERVICES)),
+            DecodingInterceptor(*SERVICES, *_standard_services()),
             ModelIdentityInterceptor(self._loaded_model),
         ]
 
@@ -358,7 +360,11 @@ def _within_descriptors(connections: int) -> int:
     return connections if allowed == resource.RLIM_INFINITY else min(connections, allowed // 2)
 
 
-def _methods() -> set[str]:
+def _standard_services() -> Iterable[ServiceDescriptor]:
+    return map(descriptor_pool.Default().FindServiceByName, _STANDARD_SERVICES)
+
+
+def _methods(*services: ServiceDescriptor) -> set[str]:
     return {
-        f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods
+        f"/{service.full_name}/{method.name}" for service in services for method in service.methods
     }

@@ -291,9 +291,9 @@ def field(name, value):
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-def half_open_calls(count):
+def half_open_calls(count, path=b"/backend.Backend/Predict"):
     """Return the bytes of a connection with so many calls whose requests never come."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": b"/backend.Backend/Predict"}
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": path}
     fields |= {b":authority": b"x", b"te": b"trailers", b"content-type": b"application/grpc"}
     headers = b"".join(field(*each) for each in fields.items())
     begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0)
@@ -312,4 +312,31 @@ async def test_thousands_of_half_open_calls_end_no_call_of_another():
             calls = [stub(channel).Health(pb.HealthMessage()) for _ in range(50)]
             assert {reply.message for reply in await asyncio.gather(*calls)} == {b"OK"}
             assert (await stub(channel).Predict(HELLO)).message == b"ok"
+    await server.stop()
+
+
+def read_headers(connection, count):
+    """Read frames until so many of them were headers."""
+    with connection.makefile("rb") as reader:
+        while count:
+            head = reader.read(9)
+            assert head
+            reader.read(int.from_bytes(head[:3], "big"))
+            count -= head[3] == 1
+
+
+@pytest.mark.parametrize("path", [b"/backend.Backend/Pr\xecdict", b"\xff", b"/"])
+async def test_a_call_whose_method_has_an_odd_name_ends_no_call_of_another(path):
+    """GRPC itself accepts no calls any more after a name that is not UTF-8, and ends the others."""
+    server = server_of(ScriptedEngine(steps("ok")))
+    host, port = (await server.start()).rsplit(":", 1)
+    async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == SERVING
+        with socket.create_connection((host, int(port))) as other:
+            other.sendall(half_open_calls(3, path))
+            await asyncio.wait_for(asyncio.to_thread(read_headers, other, 3), TIMEOUT_S)
+        assert (await code_of(raw(channel, "Sing", b"")))[0] is CODE.UNIMPLEMENTED
+        assert (await stub(channel).Predict(HELLO)).message == b"ok"
+        assert not watch.done()
     await server.stop()
