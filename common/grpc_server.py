@@ -13,6 +13,8 @@ import grpc
 import grpc.aio
 from grpc._cython import cygrpc
 
+from common.rpc import abort
+
 _UNKNOWN = "Method not found!"
 # Other versions accept calls of all methods alike, and read their names later.
 _TELLS_METHODS_APART = hasattr(cygrpc.AioServer, "_request_registered_call")
@@ -58,4 +60,4 @@ class _Acceptor(cygrpc.AioServer):  # type: ignore[misc] # upstream has no types
 async def _refuse(call: Any) -> None:  # noqa: ANN401 (a call in gRPC's own terms)
     context = cygrpc._ServicerContext(call, None, None, asyncio.get_running_loop())  # noqa: SLF001
     with suppress(grpc.aio.BaseError):
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)
+        await abort(context, grpc.StatusCode.UNIMPLEMENTED, _UNKNOWN)

@@ -48,6 +48,8 @@ _TRUTHS = {
     "off": False,
     "0": False,
 }
+# What a float holds exactly: other programs and waiting times take no more.
+_MAX_INTEGER = 2**53
 _EXPECTATIONS: dict[type, str] = {
     bool: "true or false",
     int: "an integer",
@@ -91,6 +93,8 @@ class OptionField:
         return self._checked(value, value)
 
     def _checked(self, value: object, given: object) -> OptionValue:
+        if type(value) is int and not -_MAX_INTEGER <= value <= _MAX_INTEGER:
+            raise ValueError(f"expected an integer of at most {_MAX_INTEGER}, got a larger one")
         is_infinite = isinstance(value, float) and not math.isfinite(value)
         fits = type(value) is self.kind and not is_infinite
         if fits and isinstance(value, bool | int | float | str):

@@ -189,6 +189,28 @@ NEVER = {
         {"LoraAdapter": "{}/adapter"},
         "without the rank of its config, 3",
     ),
+    "a template of two bytes": (
+        lambda directory: (directory / "odd.jinja").write_bytes(b"\xff\xfe"),
+        {"Options": ["chat_template:{}/odd.jinja"]},
+        "odd.jinja is not UTF-8",
+    ),
+    "a large template": (
+        with_text("../odd.jinja", "x" * (2**22 + 1)),
+        {"Options": ["chat_template:{}/../odd.jinja"]},
+        "odd.jinja has 4194305 bytes, more than",
+    ),
+    "no template": (lambda _: None, {"Options": ["chat_template:" + "9" * 400]}, "is neither a"),
+    "a folder that is none": (lambda _: None, {"Options": ["cache_dir:a\0"]}, "cache_dir: is not"),
+    "a number that is too large": (
+        lambda _: None,
+        {"Options": [f"expected_tokens:{10**30}"]},
+        "expected_tokens: expected an integer of at most 9007199254740992",
+    ),
+    "more memory than there is": (
+        lambda _: None,
+        {"Options": [f"wired_limit_mb:{2**53}"]},
+        "wired_limit_mb: must be between 0 and",
+    ),
 }
 
 
@@ -201,7 +223,10 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
         process = backend.engine.process_id
         running = asyncio.create_task(stream(backend.stub, LONG))
         await until(lambda: backend.engine.status().metrics["slots_taken"])
-        chosen = {name: value.format(bad) for name, value in options.items()}
+        chosen = {
+            name: [each.format(bad) for each in value] if name == "Options" else value.format(bad)
+            for name, value in options.items()
+        }
         code, details = await code_of(backend.load(bad, **chosen))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details

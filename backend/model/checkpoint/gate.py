@@ -271,12 +271,14 @@ def require_sound(directory: Path) -> None:
         size = _regular_size(path)
         if size is None or limit is None:
             continue
-        if size > limit:
-            raise LoadError(
-                f"{path} has {size} bytes, more than the {limit} that such a file may have"
-            )
+        _require_size(path, size, limit)
         if path.suffix == ".json" and size <= _PARSED_BYTES:
             _require_shallow(path)
+
+
+def _require_size(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise LoadError(f"{path} has {size} bytes, more than the {limit} that such a file may have")
 
 
 def _entries(directory: Path) -> Iterator[os.DirEntry[str]]:
@@ -333,9 +335,28 @@ def _too_deep(path: Path) -> LoadError:
     return LoadError(f"{path} is nested more than {MAX_CHECKPOINT_JSON_DEPTH} levels deep")
 
 
+def template_source(option: str, models_dir: Path | None) -> str:
+    """Return the chat template that an option is, or the file that it names."""
+    if "{%" in option or "{{" in option:
+        return option
+    path = find_path(option, models_dir)
+    if path is None or not path.is_file():
+        told = shortened(repr(option))
+        raise LoadError(f"chat_template: {told} is neither a file nor a Jinja template")
+    try:
+        _require_size(path, path.stat().st_size, _LIMITS[".jinja"])
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"chat_template: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise LoadError(f"chat_template: {path} is not UTF-8") from None
+
+
 def require_loadable(options: ModelOptions, directory: Path) -> None:
     """Refuse a load that cannot work."""
     require_sound(directory)
+    if template := options.tuning.text.chat_template:
+        template_source(template, options.models_dir)
     read_config(directory)
     require_weights(directory)
     if draft := options.tuning.speculation.draft_model:

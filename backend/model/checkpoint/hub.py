@@ -30,8 +30,12 @@ def candidates(text: str, models_dir: Path | None) -> list[Path]:
 
 
 def find_path(text: str, models_dir: Path | None) -> Path | None:
-    """Return the first candidate that exists."""
-    return next((path for path in candidates(text, models_dir) if path.exists()), None)
+    """Return the first candidate that exists; `None` also for a text that is no path."""
+    try:
+        return next((path for path in candidates(text, models_dir) if path.exists()), None)
+    except (OSError, ValueError):
+        # Too long for a path, as a template may be.
+        return None
 
 
 def rooted(options: ModelOptions) -> ModelOptions:
@@ -60,11 +64,7 @@ def _rooted(text: Text, models_dir: Path | None) -> Text:
     """Return the absolute path that a text names; other text is returned unchanged."""
     if not text:
         return text
-    try:
-        found = find_path(text, models_dir)
-    except (OSError, ValueError):
-        # Too long for a path, as a template may be.
-        return text
+    found = find_path(text, models_dir)
     return str(found.absolute()) if found else text
 
 

@@ -16,6 +16,7 @@ from backend.config import ModelOptions
 from backend.errors import LoadError, UnreadableTokenizerError
 from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import one_line
+from backend.model.checkpoint.gate import template_source
 from backend.model.checkpoint.hub import find_path
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
@@ -95,7 +96,7 @@ def chat_template(
         renderer = make_renderer(hf_tokenizer, defaults)
         writes_tools = writes_tools and renderer is not None
         return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
-    source = _template_source(override, options.models_dir)
+    source = template_source(override, options.models_dir)
     hf_tokenizer.chat_template = source
     return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
@@ -149,12 +150,3 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
         raise LoadError(f"{role}: {text!r} is not a token of this model")
     setattr(hf_tokenizer, role, text)
     return token_id
-
-
-def _template_source(option: str, models_dir: Path | None) -> str:
-    if "{%" in option or "{{" in option:
-        return option
-    path = find_path(option, models_dir)
-    if path is None or not path.is_file():
-        raise LoadError(f"chat_template: {option!r} is neither a file nor a Jinja template")
-    return path.read_text(encoding="utf-8")

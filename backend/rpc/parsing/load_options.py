@@ -60,7 +60,7 @@ RANGES = {
     "xtc_probability": Range(0, 1),
     "xtc_threshold": Range(0, 1),
     "side_share": Range(0.01, 1),
-    "wired_limit_mb": Range(0),
+    "wired_limit_mb": Range(0, 2**32),
     "tensor_parallel_size": Range(1, 1024),
     "worker_timeout_s": Range(1),
     "engine_timeout_s": Range(0),
@@ -83,6 +83,8 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
     "distributed": ("tensor", "pipeline"),
     "distributed_backend": ("ring", "jaccl", "nccl", "mpi", "any"),
 }
+
+PATH_OPTIONS = frozenset({"cache_dir", "hostfile"})
 
 Given = TypeVar("Given")
 
@@ -155,6 +157,8 @@ def _read(
             values[name] = read(OPTION_FIELDS[name], value)
         except ValueError as error:
             raise InvalidRequestError(f"{source}: {name}", str(error)) from None
+        if name in PATH_OPTIONS:
+            require_path(f"{source}: {name}", values[name] or "")
         check_range(f"{source}: {name}", name, values[name])
         _check_choice(f"{source}: {name}", name, values[name])
     return values

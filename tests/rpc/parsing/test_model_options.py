@@ -117,6 +117,14 @@ def test_adapters_have_a_scale_of_1_unless_told(given, adapters):
         ({"LoraAdapter": "a", "LoraScale": -1}, "LoraAdapter: has the scale -1.0"),
         ({"Options": ["max_slots:many"]}, "Options: max_slots: expected an integer, got 'many'"),
         ({"EngineArgs": '{"max_slots": "4"}'}, "EngineArgs: max_slots: expected an integer"),
+        (
+            {"EngineArgs": f'{{"max_waiting": {10**30}}}'},
+            "EngineArgs: max_waiting: expected an integer of at most 9007199254740992",
+        ),
+        (
+            {"Options": ["hostfile:" + "a" * 256]},
+            "Options: hostfile: holds a name of more than 255 bytes",
+        ),
         ({"EngineArgs": "[]"}, "EngineArgs: must be a JSON object, not an array"),
         ({"EngineArgs": "{"}, "EngineArgs: is not valid JSON"),
     ],
