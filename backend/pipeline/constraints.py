@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from backend.core.guide import Guide, OfferedTool, ReplyRule, Thought, ThoughtBudget
 from backend.core.prompt import ToolMode
-from backend.errors import GrammarError
+from backend.errors import GrammarError, InvalidRequestError
+from backend.output.names import can_carry
 from backend.output.reply_format import opens_after_thought, opens_in_reasoning, thought_texts
 from backend.sampling.grammar.thought_marks import ThoughtMarks
 from backend.sampling.grammar.tool_parameters import MAX_PARALLEL_CALLS, Parameters, PerSchema
@@ -52,6 +53,20 @@ class Constraints:
             return self._parameters.of(tool).schema
         except GrammarError:
             return tool.parameters
+
+    def require_callable(self, call: GenerationCall) -> None:
+        """Refuse a tool whose name a call cannot state.
+
+        Raises:
+            InvalidRequestError: The format cannot tell the name from its own syntax.
+        """
+        tools = call.shown_tools if call.offers_calls else ()
+        for tool in tools:
+            if not can_carry(self._format.tools, tool.name):
+                problem = "this model's format of calls cannot carry the name"
+                raise InvalidRequestError(
+                    "Tools", f"{problem} {tool.name!r} ({self._format.tools.name})"
+                )
 
     def guide(self, call: GenerationCall, prompt: Prompt) -> Guide | None:
         """Return what guides the reply, or `None` if it is free.

@@ -45,6 +45,7 @@ async def generate(
     require_generation(call, model)
 
     def prepare() -> tuple[Prompt, Guide | None, ToolSchemas]:
+        model.constraints.require_callable(call)
         prompt = render(call, model)
         schemas = model.constraints.schemas(call.shown_tools)
         return prompt, model.constraints.guide(call, prompt), schemas

@@ -3,6 +3,7 @@
 import json
 
 import golden
+import grpc
 import pytest
 from scripted_engine import ScriptedEngine, served, steps, stub
 from serving import chat, stream, user
@@ -225,3 +226,16 @@ async def test_names_with_quotes_and_brackets_are_called_by_their_names():
     text = qwen('<function=a"<b>>', "<parameter=k>x>")
     reply = await reply_to("qwen3_coder_xml", text, [odd, BASH])
     assert called(reply) == [('a"<b>', {"k>x": "ls"})]
+
+
+@pytest.mark.parametrize(
+    ("parser", "name"), [("harmony", "a b"), ("harmony", "a<b"), ("muse_spark", "self")]
+)
+async def test_a_tool_whose_name_the_format_cannot_carry_is_refused(parser, name):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reply_to(parser, "ok", [BASH, tool(name)])
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == (
+        f"Tools: this model's format of calls cannot carry the name {name!r} ({parser})"
+    )
+    assert (await reply_to("hermes_json", "ok", [BASH, tool(name)])).content == "ok"
