@@ -25,6 +25,7 @@ from backend.output.readers.reader import (
 from backend.output.readers.tolerant_json import repaired_value
 from backend.output.readers.typed_values import (
     SCALARS,
+    STRING,
     UNKNOWN,
     JsonTypes,
     ParameterTypes,
@@ -189,6 +190,8 @@ class TaggedReader(_TagLookahead):
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
+        self._inner_begin = ""
+        self._inner_open = 0
         self._is_padded = False
         self._is_scalar = False
         self._strings: JsonStrings | None = None
@@ -221,7 +224,7 @@ class TaggedReader(_TagLookahead):
             # A quote is missing.
             self._strings = None
             return True
-        end = self._closer_at(0)
+        end = REFUTED if self._inner_open else self._closer_at(0)
         if end >= 0:
             self._end_value(self._without_padding(0, end), end)
             self._buffer = self._buffer[end:]
@@ -323,6 +326,9 @@ class TaggedReader(_TagLookahead):
         self._strings = JsonStrings() if self._is_json(parameter) else None
         end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
         self._value_ends = (end, *dialect.other_parameter_ends)
+        has_elements = dialect.make_value is not None and self._types_of(parameter) != STRING
+        self._inner_begin = end.replace("/", "", 1) if has_elements else ""
+        self._inner_open = 0
         self._may_lack_end = not dialect.requires_ends
         self._step = self._before_value
 
@@ -417,6 +423,8 @@ class TaggedReader(_TagLookahead):
     def _value_end_at(self, start: int) -> int:
         """Return the end of the value's end tag, if the value ends here."""
         end = self._closer_at(start)
+        if self._inner_begin and (inner := self._inner_at(start, end)):
+            return inner
         if end < 0:
             return either(end, self._bare_end_at(start))
         position = end if self._is_scalar else self._skip_strays(end, self._value_ends)
@@ -429,6 +437,23 @@ class TaggedReader(_TagLookahead):
             self._next_call_at(position).end,
         )
         return end if follows >= 0 else follows
+
+    def _inner_at(self, start: int, end: int) -> int:
+        """Follow an element inside the value with its name; zero if neither end of one is here.
+
+        The end of an element before that of the call is the value's own.
+        """
+        line = start + self._buffer.startswith("\n", start)
+        begin = after(self._buffer, line, self._inner_begin)
+        if begin != REFUTED:
+            self._inner_open += begin >= 0
+            return min(begin, REFUTED)
+        if not self._inner_open or end < 0:
+            return 0
+        follows = after_space(self._buffer, end)
+        last = self._end_of_call_at(follows) if follows >= 0 else follows
+        self._inner_open -= last == REFUTED
+        return end if last >= 0 else last
 
     def _bare_end_at(self, start: int) -> int:
         """Return the end of a value that lacks its end tag.

@@ -114,10 +114,10 @@ class ParameterTypes:
 
     def _resolved(self, schema: JsonSchema) -> JsonSchema:
         reference = schema.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
+        if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
             return schema
         place: JsonValue = self._root
-        for part in reference.removeprefix("#/").split("/"):
+        for part in reference.split("/")[1:]:
             place = _mapping(place).get(part.replace("~1", "/").replace("~0", "~"))
         return _mapping(place)
 
@@ -268,6 +268,7 @@ def _refuse(constant: str) -> None:
 _ITEM = "item"
 _TEXT = "$text"
 _MAX_DEPTH = 16
+_MAX_NAME_CHARS = 256
 
 
 def read_elements(
@@ -314,25 +315,48 @@ def _object(values: Sequence[tuple[str, str]]) -> str:
 
 def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
     """Return the text outside elements, and the elements; no elements if tags do not match."""
-    tag = re.compile(rf"{re.escape(mark)}<(?P<end>/?)(?P<name>[^\s<>/]+)>")
     elements: list[tuple[str, str]] = []
     texts: list[str] = []
-    open_names: list[str] = []
-    begin = end = 0
-    for match in tag.finditer(raw):
-        if not match["end"]:
-            if not open_names:
-                texts.append(raw[end : match.start()])
-                begin = match.end()
-            open_names.append(match["name"])
-        elif open_names and open_names.pop() == match["name"]:
-            if not open_names:
-                elements.append((match["name"], raw[begin : match.start()]))
-                end = match.end()
-        else:
+    end = 0
+    while (begin := raw.find(mark, end)) >= 0:
+        texts.append(raw[end:begin])
+        found = _element_at(raw, begin + len(mark), mark)
+        if found is None:
             return "", []
+        name, inner, end = found
+        elements.append((name, inner))
     texts.append(raw[end:])
-    return ("".join(texts).strip(), elements) if not open_names else ("", [])
+    return "".join(texts).strip(), elements
+
+
+def _element_at(raw: str, begin: int, mark: str) -> tuple[str, str, int] | None:
+    """Return the name, the inside and the end of an element whose first tag follows its mark.
+
+    A name may contain what tags are made of: the longest one with a last tag counts.
+    """
+    limit = raw.find(mark, begin)
+    if not raw.startswith("<", begin) or limit < 0:
+        return None
+    begin += 1
+    end = raw.rfind(">", begin, min(limit, begin + _MAX_NAME_CHARS))
+    while end > begin:
+        name, inner = raw[begin:end], end + 1
+        last = f"{mark}</{name}>"
+        place = _closing(raw, inner, f"{mark}<{name}>", last)
+        if place >= 0:
+            return name, raw[inner:place], place + len(last)
+        end = raw.rfind(">", begin, end)
+    return None
+
+
+def _closing(raw: str, position: int, first: str, last: str) -> int:
+    """Return the place of the last tag of an element that is open; negative if there is none."""
+    place = raw.find(last, position)
+    begin = raw.find(first, position)
+    while 0 <= begin < place:
+        place = raw.find(last, place + len(last))
+        begin = raw.find(first, begin + len(first))
+    return place
 
 
 def continued(sent: str, value: str) -> str | None:

@@ -124,7 +124,7 @@ def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd)
     model = MODELS[name]
     number = {"type": "integer", "minimum": 1, "maximum": 9}
     part = {"type": "object", "properties": {odd: number}, "required": [odd]}
-    properties = {odd: number, "part": part if name != "minimax_m3" else number}
+    properties = {odd: number, "part": part}
     schema = {"type": "object", "properties": properties, "required": [odd, "part"]}
     offered = tool("odd", schema)
     grammar = model.grammar([offered], ONE_CALL)
@@ -137,8 +137,35 @@ def test_arguments_with_odd_names_are_read_whole_and_letter_by_letter(name, odd)
         [(_, arguments)] = named_calls(play(spec, chunks))
         read = json.loads(arguments)
         assert read.keys() == {odd, "part"}
-        found = [read[odd], read["part"][odd] if name != "minimax_m3" else 1]
+        found = [read[odd], read["part"][odd]]
         assert all(isinstance(value, int) for value in found)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_an_object_inside_itself_is_read_whole_and_letter_by_letter(name):
+    model, number = MODELS[name], {"type": "integer", "minimum": 1, "maximum": 9}
+    inner = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    schema = {
+        "type": "object",
+        "properties": {"v": number, "next": inner},
+        "required": ["v", "next"],
+    }
+    grammar = model.grammar([tool("odd", schema)], ONE_CALL)
+    texts = filter(None, (walk(grammar, model.vocabulary, Random(seed)) for seed in range(9)))
+    spec = ReplySpec(
+        format=named_format(model.family.parser or name, "none"), tools={"odd": schema}
+    )
+    depths = set()
+    for text in texts:
+        [(_, arguments)] = named_calls(play(spec, [text]))
+        assert named_calls(play(spec, list(text))) == (("odd", arguments),)
+        part, depth = json.loads(arguments), 0
+        while part is not None:
+            assert part.keys() == {"v", "next"}
+            assert isinstance(part["v"], int)
+            part, depth = part["next"], depth + 1
+        depths.add(depth)
+    assert max(depths) > 1
 
 
 @pytest.mark.parametrize("name", NAMED)
