@@ -156,6 +156,7 @@ class _Format:
         clues: Alternative evidence; one match is enough.
         tokens: Texts other than the markers that may be special tokens.
         citations: The tags of citations, in families that cite.
+        boxes: Marks around a part of an answer that is shown in a box; never shown themselves.
         own: In place of clues: finds the format of one checkpoint, whose markers the evidence
             spells.
     """
@@ -165,6 +166,7 @@ class _Format:
     clues: tuple[Clue, ...] = ()
     tokens: tuple[str, ...] = ()
     citations: Citations | None = None
+    boxes: tuple[str, ...] = ()
     own: Callable[[FormatEvidence], Self | None] | None = None
 
     def is_called(self, name: str) -> bool:

@@ -86,6 +86,7 @@ REASONING_FORMATS = (
     thoughts.APRIEL,
     thoughts.HUNYUAN_A13B,
     thoughts.QWEN3,
+    thoughts.GLM,
     thoughts.THINK,
     NO_REASONING,
 )

@@ -140,8 +140,17 @@ GIGACHAT35 = _marked(
 # GLM: a name and pairs, with newlines between the tags (4.5, 4.6) or without (4.7 and later).
 
 
+# The vision models frame the result of an answer.
+GLM_BOXES = ("<|begin_of_box|>", "<|end_of_box|>")
+
+
 def _glm(
-    name: str, aliases: tuple[str, ...], opener: str, closer: str, clues: tuple[Clue, ...]
+    name: str,
+    aliases: tuple[str, ...],
+    opener: str,
+    closer: str,
+    clues: tuple[Clue, ...],
+    boxes: tuple[str, ...] = (),
 ) -> ToolFormat:
     """Return the format of a family that writes like GLM between markers of its own."""
     tags = pairs((opener, NAME, MAYBE_LINE), closer)
@@ -152,6 +161,7 @@ def _glm(
         openers=(opener,),
         closers=(closer,),
         tokens=_pair_tags(tags),
+        boxes=boxes,
         # Small models sometimes write JSON between the markers.
         readings=(Reading(JSON_CALLS, begins=("{", "["), end=closer), Reading(tags)),
         frames=(Frame(tags, opener, separator=(MAYBE_LINE,), is_block=False),),
@@ -167,6 +177,7 @@ GLM4 = _glm(
     opener="<tool_call>",
     closer="</tool_call>",
     clues=(in_template(KEY_TAG),),
+    boxes=GLM_BOXES,
 )
 
 

@@ -38,6 +38,14 @@ QWEN3 = ReasoningFormat(
     ),
 )
 
+GLM = ReasoningFormat(
+    name="glm_think",
+    clues=(as_tokens(_START, _END, *tagged.GLM_BOXES),),
+    starts=(_START,),
+    ends=(_END,),
+    boxes=tagged.GLM_BOXES,
+)
+
 KIMI_VL = ReasoningFormat(
     name="kimi_think",
     aliases=("kimi_vl", "kimi"),

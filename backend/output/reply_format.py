@@ -32,10 +32,15 @@ class OutputFormat:
         return self.reasoning.citations or self.tools.citations
 
     @property
+    def boxes(self) -> tuple[str, ...]:
+        """Marks of boxes around parts of answers."""
+        return self.reasoning.boxes or self.tools.boxes
+
+    @property
     def markers(self) -> frozenset[str]:
         """Texts that must stay visible even if the tokenizer treats them as special."""
         reasoning, tools = self.reasoning, self.tools
-        thoughts = (*reasoning.marks, *reasoning.tokens)
+        thoughts = (*reasoning.marks, *reasoning.tokens, *self.boxes)
         return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
 
     def without_drafts(self) -> Self:

@@ -440,6 +440,8 @@ class Router:
             self._emit(marker)
         elif self._is_in_code(marker):
             self._enter_in_code(marker)
+        elif marker in self._format.boxes:
+            self._settle()
         elif marker in reasoning.ends:
             self._enter_end(marker)
         elif marker in (*reasoning.starts, *reasoning.later_starts):
@@ -713,9 +715,9 @@ class Router:
             self._deltas.append(ReasoningDelta(text))
 
     def _markers(self) -> tuple[str, ...]:
-        reasoning, tools = self._format.reasoning, self._format.tools
+        reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes
         calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
-        return (*reasoning.marks, *calls) if self._calls.expects_calls else reasoning.marks
+        return (*reasoning.marks, *boxes, *(calls if self._calls.expects_calls else ()))
 
 
 def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> tuple[str, ...]:
