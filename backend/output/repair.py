@@ -531,4 +531,8 @@ class RepairReader:
         if self._is_call and opener not in self._format.leads:
             text = self._markup.removed(self.held[:end]).strip()
             return ReaderOutput(rejected=text, rest=self.held[end:], is_damaged=True)
-        return ReaderOutput(rejected=opener, rest=self.held.removeprefix(opener))
+        rest = self.held.removeprefix(opener)
+        body = rest.lstrip()
+        # With the space after it, the opener of a call to another tool is no stray marker.
+        space = rest[: len(rest) - len(body)] if self._markup.begins_call(body) else ""
+        return ReaderOutput(rejected=opener + space, rest=rest.removeprefix(space))

@@ -261,6 +261,11 @@ class _FormatMarkup:
     def removed(self, text: str) -> str:
         return self.pattern.sub(" ", text)
 
+    def begins_call(self, text: str) -> bool:
+        """Tell whether a text begins with an object, or with a marker that begins something."""
+        found = self.pattern.match(text)
+        return text.startswith("{") or (found is not None and found[0] not in self.strays)
+
     def has_words(self, text: str, names: Names) -> bool:
         """Tell whether a text contains more than markup and the words before a name."""
         syntax = self.syntax | NAMESPACES

@@ -6,6 +6,7 @@ import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tool_replies import FORMATS
 
 from backend.core.step import FinishReason
 from backend.output.reply import ReplySpec
@@ -185,3 +186,16 @@ def test_a_mark_before_a_call_is_not_shown():
     assert reply.finish.reason is FinishReason.TOOL_CALLS
     text = "So. <|END_RESPONSE|> <|START_ACTION|> are two tokens."
     assert played("cohere", "cohere_think", text).content == text
+
+
+@pytest.mark.parametrize("lead", ["", "Ok.\n", "Ok: "])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_of_another_tool_is_shown_with_its_opener(name, lead):
+    family = FORMATS[name]
+    tools = golden.tool_format(family.parser or name)
+    text = lead + family.one.replace("note_add", "rm_all")
+    reply = played(tools.name, "none", text)
+    assert not reply.tool_calls
+    # A last marker alone on its line is dropped.
+    ends = ("", tools.closer)
+    assert tools.owns_reply or reply.content in [text.removesuffix(end) for end in ends]
