@@ -3,7 +3,7 @@
 import pytest
 
 from backend.formats.registry import TOOL_FORMATS
-from backend.output.names import can_carry
+from backend.output.tool_names import can_carry
 
 ORDINARY = ("get_weather", "a.b", "x-foo", "browser:open", "f1", "user", "json")
 ODD = ("a b", "a<b", "</a>", 'a"b', "a\\b", "a\nb", "$top", "filter[x]", "a(b", "<|call|>", "")
