@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from backend.core.guide import Guide, OfferedTool, ReplyRule, Thought, ThoughtBudget
 from backend.core.prompt import ToolMode
 from backend.errors import GrammarError, InvalidRequestError
-from backend.output.tool_names import can_carry
 from backend.output.reply_format import opens_after_thought, opens_in_reasoning, thought_texts
+from backend.output.tool_names import can_carry
 from backend.sampling.grammar.thought_marks import ThoughtMarks
 from backend.sampling.grammar.tool_parameters import MAX_PARALLEL_CALLS, Parameters, PerSchema
 
