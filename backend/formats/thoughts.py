@@ -39,7 +39,7 @@ QWEN3 = ReasoningFormat(
 )
 
 GLM = ReasoningFormat(
-    name="glm_think",
+    name="glmv_think",
     clues=(as_tokens(_START, _END, *tagged.GLM_BOXES),),
     starts=(_START,),
     ends=(_END,),

@@ -102,7 +102,7 @@ REASONING_EVIDENCE = [
     ("plamo_think", "<|plamo:begin_think:plamo|>", ()),
     ("hyperclovax_think", "<|im_start|>assistant/think", ()),
     ("qwen3_think", "", ("<think>", "</think>", "<|quad_start|>")),
-    ("glm_think", "", ("<think>", "</think>", "<|begin_of_box|>", "<|end_of_box|>")),
+    ("glmv_think", "", ("<think>", "</think>", "<|begin_of_box|>", "<|end_of_box|>")),
     ("think", "", ("<think>", "</think>")),
     ("think", "{{ content.split('</think>')[-1] }}", ()),
     ("none", "plain", ()),
