@@ -87,7 +87,9 @@ def parse_json(field: str, text: str) -> JsonValue:
     except UnicodeEncodeError:
         raise InvalidRequestError(field, "has an escape of half a surrogate pair") from None
     except ValueError as error:
-        raise InvalidRequestError(field, f"is not valid JSON: {error}") from None
+        # After a semicolon Python advises programmers.
+        problem = str(error).partition(";")[0]
+        raise InvalidRequestError(field, f"is not valid JSON: {problem}") from None
     return value
 
 

@@ -131,3 +131,10 @@ async def test_too_many_ids_are_not_made_a_text():
     async with served(ScriptedEngine()) as channel:
         code, details = await code_of(stub(channel).Detokenize(request))
     assert (code.name, str(config.MAX_TOKEN_IDS) in details) == ("INVALID_ARGUMENT", True)
+
+
+def test_a_number_of_too_many_digits_is_refused_without_advice_to_programmers():
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_json("LogitBias", "[" + "9" * 5000 + "]")
+    assert str(caught.value).startswith("LogitBias: is not valid JSON: Exceeds the limit (4300")
+    assert str(caught.value).endswith("value has 5000 digits")
