@@ -6,7 +6,6 @@ import math
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -63,14 +62,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out cases of tests that are marked `one_in`; the first case always runs."""
     if config.option.thorough:
         return
-    counts: Counter[str] = Counter()
-    left_out: dict[pytest.Item, None] = {}
+    families: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         if mark := item.get_closest_marker("one_in"):
             name = item.nodeid.partition("[")[0]
-            if counts[name] * _GOLDEN_RATIO % 1 >= 1 / mark.args[0]:
-                left_out[item] = None
-            counts[name] += 1
+            families.setdefault((name, mark.args[0]), []).append(item)
+    left_out: dict[pytest.Item, None] = {}
+    for (_, share), cases in families.items():
+        places = sorted(range(len(cases)), key=lambda place: place * _GOLDEN_RATIO % 1)
+        left_out |= dict.fromkeys(cases[place] for place in places[-(-len(cases) // share) :])
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
