@@ -132,11 +132,12 @@ async def test_jobs_are_two_at_once_and_one_for_each_place(tmp_path, dataset):
         assert (await start(pb.FineTuneRequest(**fields[2]))).success
 
 
-async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
+async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path, tiny_models):
+    source = tiny_models("llama")
     async with served() as backend:
-        await backend.load("mlx", ModelPath=str(MODEL_DIR.parent))
+        await backend.load("mlx", ModelPath=str(source.parent))
         updates = await quantise(
-            backend, model=MODEL_DIR.name, quantization_type="q8", output_dir=str(tmp_path)
+            backend, model=source.name, quantization_type="q8", output_dir=str(tmp_path)
         )
         last = updates[-1]
         assert last.status == "completed", last.message
@@ -149,8 +150,8 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path):
         assert metrics["bytes_result"] < metrics["bytes_source"]
         assert metrics["perplexity_result"] == pytest.approx(metrics["perplexity_source"], rel=0.2)
         assert (await backend.load(last.output_file)).success
-    assert tokens_of(Path(last.output_file)) == tokens_of(MODEL_DIR)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{MODEL_DIR.name}-q8"]
+    assert tokens_of(Path(last.output_file)) == tokens_of(source)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{source.name}-q8"]
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
@@ -220,9 +221,13 @@ async def test_a_training_goes_on_from_a_checkpoint(tmp_path, dataset):
         assert "step 5 of 5 leaves nothing to train" in again[-1].message
 
 
-async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(tmp_path, dataset):
+async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(
+    tmp_path, dataset, tiny_models
+):
+    source = tiny_models("llama")
+    fields = lora(dataset, tmp_path / "out", model=str(source))
     async with served() as backend:
-        checkpoint = (await train(backend, **lora(dataset, tmp_path / "out")))[-1].checkpoint_path
+        checkpoint = (await train(backend, **fields))[-1].checkpoint_path
         for form in ("lora", "merged_16bit", "merged_4bit"):
             target = tmp_path / form
             request = pb.ExportModelRequest(
@@ -231,10 +236,10 @@ async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(tmp_path
             result = await backend.stub.ExportModel(request)
             assert result.success, result.message
             if form == "lora":
-                assert (await backend.load(MODEL_DIR, LoraAdapters=[str(target)])).success
+                assert (await backend.load(source, LoraAdapters=[str(target)])).success
             else:
                 assert (await backend.load(target)).success
-                assert tokens_of(target) == tokens_of(MODEL_DIR)
+                assert tokens_of(target) == tokens_of(source)
                 config = json.loads((target / "config.json").read_text(encoding="utf-8"))
                 bits = config.get("quantization", {}).get("bits")
                 assert bits == (4 if form == "merged_4bit" else None)
