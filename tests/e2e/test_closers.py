@@ -23,6 +23,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.one_in(2)
 async def test_a_required_call_holds_a_text_with_closers(shared, name):
     async with shared(MODEL_DIR, Options=[f"tool_parser!:{name}"]) as backend:
         for text in TEXTS[name]:

@@ -249,6 +249,7 @@ def test_a_step_that_fails_while_a_row_pauses_costs_no_token(networks, caplog):
 
 
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.one_in(2)
 def test_a_crowd_that_comes_and_goes_loses_no_token(networks, seed):
     """Of all sizes and priorities, some cancelled; memory is for two or three at a time."""
     network = networks("llama")

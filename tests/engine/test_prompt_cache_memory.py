@@ -46,7 +46,8 @@ def serve_unlike_prompts(driver, count, rng):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own books")
-@pytest.mark.parametrize("family", ["mamba2", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+@pytest.mark.one_in(2)
 def test_memory_stays_level_over_three_hundred_requests(networks, family):
     driver = Driver(networks(family), max_cache_bytes=400_000)
     rng = random.Random(9)
