@@ -318,12 +318,14 @@ INTERNLM2_START, INTERNLM2_PLUGIN, INTERNLM2_CLOSER = (
     "<|action_end|>",
 )
 INTERNLM2_OPENER = f"{INTERNLM2_START}{INTERNLM2_PLUGIN}"
+# As Intern-S1 writes it.
+INTERNLM2_SPACED = f"{INTERNLM2_START} {INTERNLM2_PLUGIN}"
 
 INTERNLM2 = ToolFormat(
     name="internlm2",
     aliases=("internlm", "intern_s1", "interns1"),
     clues=(in_template(INTERNLM2_OPENER), as_tokens(INTERNLM2_START, INTERNLM2_PLUGIN)),
-    openers=(INTERNLM2_OPENER,),
+    openers=(INTERNLM2_OPENER, INTERNLM2_SPACED),
     closers=(INTERNLM2_CLOSER,),
     tokens=(INTERNLM2_START, INTERNLM2_PLUGIN),
     readings=(Reading(JSON_CALLS, end=INTERNLM2_CLOSER),),
