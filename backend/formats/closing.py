@@ -153,11 +153,13 @@ def quote_limits(literals: Literals, reading: Reading, opener: str) -> Limits:
     call, call_end = split_at(literals.call, ARGUMENTS)
     assign = text_of(split_at(literals.argument, KEY)[1]).strip()
     quote, end = literals.quotes[0], text_of(call_end)
+    # Where a text may lack its quotes, readers know a key by this sign too.
+    signs = Characters(f"[{_literal_char(assign)}=]") if literals.has_bare_text else assign
     key = Characters(r"[^\s\x1C-\x1F:,<>\x22{}\[\]]+")
     comma = (quote, _GAP, ",", _GAP)
     last = (quote, _GAP, end, _GAP)
     marks = (Characters(r"\x22?"), quote)
-    keys = [(*comma, mark, key, after, _GAP, assign) for mark in marks for after in marks]
+    keys = [(*comma, mark, key, after, _GAP, signs) for mark in marks for after in marks]
     ends = [(*last, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
     calls = [(*last, ",", _GAP, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
     return Limits((*keys, *ends, *calls, (*comma, end)), first=((quote,),), last=((quote,),))
@@ -229,9 +231,13 @@ def _key_end(begin: Template) -> str:
     return after if after.startswith("</") else ""
 
 
+def without_mark(tag: str) -> str:
+    """Return a tag without the mark before its word, a common mistake of models."""
+    return re.sub(r"\A(</?)[^\w\s/]\w+[^\w\s]\s?", r"\1", tag)
+
+
 def _without_mark(tag: str) -> tuple[str, ...]:
-    """Return a closing tag without the mark before its word, a common mistake of models."""
-    plain = re.sub(r"\A</[^\w\s]\w+[^\w\s]\s?", "</", tag)
+    plain = without_mark(tag)
     return () if plain == tag else (plain,)
 
 

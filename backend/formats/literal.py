@@ -45,8 +45,8 @@ def _calls(quote: str) -> Literals:
         argument=(KEY, ":", VALUE),
         comma=",",
         colon=":",
-        # Small models fall back to JSON's quotes.
-        quotes=(quote, '"'),
+        # Small models fall back to the quotes of JSON and of Python, inside brackets above all.
+        quotes=(quote, '"', "'"),
         constants={"true": ("true",), "false": ("false",), "null": ("null",)},
         has_bare_text=True,
         sorts_names=True,
@@ -110,6 +110,7 @@ FUNCTIONGEMMA = _gemma(
 # LFM2, Llama 4 and prompt-driven models: calls in Python, `[f(a="x", n=2), g()]`.
 
 PYTHONIC_LEAD, PYTHONIC_LEAD_END = "[", "]"
+PYTHONIC_JSON = "{"
 PYTHONIC_OPENER, PYTHONIC_CLOSER = "<|tool_call_start|>", "<|tool_call_end|>"
 PYTHONIC_PYTHON, PYTHONIC_PYTHON_END = "<|python_start|>", "<|python_end|>"
 
@@ -143,12 +144,14 @@ PYTHONIC = ToolFormat(
         as_tokens(PYTHONIC_OPENER, PYTHONIC_CLOSER),
     ),
     openers=(PYTHONIC_OPENER, PYTHONIC_PYTHON),
-    leads=(PYTHONIC_LEAD,),
+    leads=(PYTHONIC_LEAD, PYTHONIC_JSON),
     closers=(PYTHONIC_CLOSER, PYTHONIC_PYTHON_END),
     readings=(
         *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
         *between(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
         Reading(PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
+        # Llama 4 falls back to an object.
+        Reading(JSON_CALLS, openers=(PYTHONIC_JSON,)),
     ),
     frames=(
         Frame(

@@ -96,6 +96,10 @@ class TagWords:
         self._mark_in_tag = f"(?:{re.escape(mark[1])})?" if mark else ""
         # The tags of pairs have no attributes.
         begin_tag = "(?!)" if self._is_paired else self._begin.pattern
+        if mark:
+            # A tag of a declared argument may lack it.
+            escaped = re.escape(mark[1])
+            begin_tag = begin_tag.replace(escaped, f"(?P<mark>{escaped})?", 1)
         self._parameter = (
             rf"""{begin_tag}\s*["']?(?P<key>[^<>"'\n/]+)["']?"""
             rf"""(?:\s+\w+="(?P<kind>\w*)")?\s*{self._tag_end}"""
@@ -109,10 +113,12 @@ class TagWords:
         begins: list[re.Match[str]] = []
         for found in self._call.finditer(raw):
             is_inner = bool(begins) and self._is_in_value(raw[begins[-1].end() : found.start()])
-            if not is_inner and offered_name(_first_label(raw, found.end()), names):
+            if not is_inner and _first_label(raw, found.end()):
                 begins.append(found)
         limits = [*(found.start() for found in begins[1:]), len(raw)][: len(begins)]
         for begin, limit in zip(begins, limits, strict=True):
+            if not offered_name(_first_label(raw, begin.end()), names):
+                continue
             end = self._call_end.search(raw, begin.end(), limit)
             is_closed = end is not None or limit < len(raw)
             yield begin.start(), begin.end(), end.end() if end else limit, is_closed
@@ -157,12 +163,17 @@ class TagWords:
     ) -> Iterator[tuple[str, tuple[str, str]]]:
         closed = [key for key in keys if key and f"{key}>" in body]
         tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
-        found = list(tag.finditer(body))
+        found = [each for each in tag.finditer(body) if self._is_argument(each, keys)]
         limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]
         for match, limit in zip(found, limits, strict=True):
             value = body[match.end() : limit]
             key = match["own"] or match["key"].strip()
             yield key, (self._cleaned(value), match["kind"] or "")
+
+    def _is_argument(self, tag: re.Match[str], keys: Collection[str]) -> bool:
+        """Tell whether a tag has the mark of its dialect, or names a declared argument."""
+        is_marked = "mark" not in tag.re.groupindex or tag["mark"] or tag["own"]
+        return bool(is_marked) or tag["key"].strip() in keys
 
     def _own_tag(self, keys: Collection[str]) -> str:
         """Return a pattern for a tag named after an argument, first or after another's end."""
@@ -266,6 +277,16 @@ class _FormatMarkup:
         found = self.pattern.match(text)
         return text.startswith("{") or (found is not None and found[0] not in self.strays)
 
+    def begins_with_call(self, text: str) -> bool:
+        """Tell whether a text begins with a whole head of a call: an object, a tag or a bracket."""
+        if found := self.pattern.match(text):
+            return found[0] not in self.strays and found[0].startswith("<")
+        return _OTHER_CALL.match(text) is not None
+
+    def may_begin_with_call(self, text: str) -> bool:
+        """Tell whether more text decides that."""
+        return bool(text) and _BEGUN_OTHER_CALL.fullmatch(text) is not None
+
     def has_words(self, text: str, names: Names) -> bool:
         """Tell whether a text contains more than markup and the words before a name."""
         syntax = self.syntax | NAMESPACES
@@ -299,7 +320,7 @@ class _FormatMarkup:
         found = next(islice(words, self.words_before_name, None), None)
         if found is None:
             return "", False
-        return found[0].rstrip(":."), found.end() < len(plain)
+        return found[0].rstrip(":./"), found.end() < len(plain)
 
     def _is_free(self, word: str) -> bool:
         return word.rstrip(":.") not in self.syntax
@@ -371,6 +392,12 @@ def _closing_tags(template: Template) -> Iterator[str]:
             yield re.escape(text)
 
 
+_OTHER_CALL = re.compile(
+    r"""\{\s*["'](?:name|tool_name|function|type|id|tool_call_id)["']\s*:|[\w.-]+\("""
+)
+_BEGUN_OTHER_CALL = re.compile(
+    r"""\{\s*(?:["'][\w]{0,16}(?:["']\s*)?)?|[\w.-]{1,64}|<[^<>\n]{0,200}"""
+)
 # What may end the tag, the string or the brackets around a name.
 _ENDS = r"""[>"'|)\],]*+"""
 _FENCE = r"""\s*+```(?:json)?\s*+["{]"""

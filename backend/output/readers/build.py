@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 from typing import assert_never
 
-from backend.formats.closing import ATTRIBUTE_BEGIN, TagEnds
+from backend.formats.closing import ATTRIBUTE_BEGIN, TagEnds, without_mark
 from backend.formats.dialects import (
     ARGUMENTS,
     KEY,
@@ -291,6 +291,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         call_begin=begin,
         call_end=text_of(call_end),
         key=_key_pattern(dialect, assign),
+        other_key=_key_pattern(dialect, "=") if dialect.has_bare_text else None,
         assign=assign,
         syntax=_syntax(dialect, bracket),
         block_end=reading.end,
@@ -324,7 +325,7 @@ def _odd_call(
 def _key_pattern(dialect: Literals, assign: str) -> Pattern:
     if dialect.has_bare_text:
         quote = maybe(choice(*map(fixed, dialect.quotes)))
-        name = any_of(r'[^\s:,<>"{}\[\]]', group="name")
+        name = any_of(r"""[^\s:,<>"'{}\[\]=]""", group="name")
         return Pattern((SPACE, quote, name, quote, SPACE, fixed(assign)))
     return Pattern((any_of(r"\w", group="name"), SPACE, fixed(assign)))
 
@@ -340,6 +341,7 @@ def _syntax(dialect: Literals, bracket: str) -> LiteralSyntax:
         brackets=_BRACKETS | ({"(": ")"} if bracket == "(" else {}),
         has_escapes=dialect.has_escapes,
         format_plain=re.compile(rf"[^{firsts}\\{{}}]*"),
+        has_bare_text=has_bare_text,
     )
 
 
@@ -362,6 +364,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
         odd_parameter=partial(_odd_pattern, begin, dialect),
+        unmarked_parameter=_unmarked_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
         value_begin=ends.value_begin,
         parameter_end=value_end or _element_end(end),
@@ -389,6 +392,13 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
     if dialect.mark:
         return _element_pattern(start, dialect.misspelling)
     return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
+
+
+def _unmarked_pattern(head: Template, dialect: Tags) -> Pattern | None:
+    """Return the pattern of an opening tag that lacks the mark of its family, if there is one."""
+    first, *rest = head
+    plain = without_mark(str(first))
+    return None if plain == first else _pattern((plain, *rest), dialect)
 
 
 _MARKER_PART = re.compile(r"<[^<>]*>|[^<>]+")

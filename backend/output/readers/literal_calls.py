@@ -78,6 +78,8 @@ def _pair_or_half(text: str, high: int, end: int) -> tuple[str, int]:
 
 
 MAX_QUOTED_CHARS = 4096
+# So many quotes in a row are those of a text in Python.
+_LONG_QUOTE = 3
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"\w")
 _NULLS = ("null", "none")
@@ -105,6 +107,7 @@ class LiteralSyntax:
         brackets: Opening brackets of nested values, each with its closing one.
         has_escapes: Whether strings have Python's backslash escapes, prefixes and concatenation.
         format_plain: As `plain`, for a string whose braces are doubled.
+        has_bare_text: Whether a text may lack its quotes.
     """
 
     quotes: tuple[str, ...]
@@ -114,6 +117,7 @@ class LiteralSyntax:
     brackets: Mapping[str, str]
     has_escapes: bool
     format_plain: re.Pattern[str]
+    has_bare_text: bool = False
 
 
 class _LiteralValue:
@@ -342,13 +346,31 @@ class _LiteralValue:
         self._quote, end = self._quote_at(text, begin)
         return end
 
+    def _run_at(self, text: str, position: int) -> tuple[int, int]:
+        """Return the number of quotes in a row, and their end; negative if more may come."""
+        count = 0
+        while (end := after(text, position, self._quote)) >= 0:
+            count, position = count + 1, end
+        return count, end if end == UNDECIDED else position
+
+    def _quotation_marks(self, text: str, position: int, count: int, end: int) -> tuple[str, int]:
+        """Treat quotes in a row as quotation marks, the last one as the end if it may be one."""
+        follows = self._follows_at(text, end) if self._closers else self._ends_at(end)
+        if follows == UNDECIDED:
+            return "", follows
+        count -= follows >= 0
+        return self._text('"' * count), position + count * len(self._quote)
+
     def _doubtful_quote(self, text: str, position: int) -> tuple[str, int]:
         """Treat a character that may begin a quote as text; skip a doubled opening quote."""
         end = after(text, position, self._quote)
         if not self._is_token or end < 0:
             return self._text(text[position]), position + 1
-        if not self._last:
-            return "", end
+        count, run_end = self._run_at(text, position)
+        if count >= _LONG_QUOTE and run_end >= 0:
+            return self._quotation_marks(text, position, count, run_end)
+        if run_end == UNDECIDED or not self._last:
+            return "", run_end if run_end == UNDECIDED else end
         partner = self._partner_of(text, end)
         if partner == UNDECIDED:
             return "", partner
@@ -419,6 +441,10 @@ class _LiteralValue:
         self._bare.append(text[position:end])
         if end == len(text):
             return "", end if end > position else UNDECIDED
+        follows = self._bare_text_ends_at(end)
+        if follows < 0:
+            self._bare.append(text[end] if follows == REFUTED else "")
+            return "", end + 1 if follows == REFUTED else (end if end > position else UNDECIDED)
         raw = "".join(self._bare).strip()
         self._bare = []
         # A quote at its end belongs to a string that lacks the first one.
@@ -431,6 +457,11 @@ class _LiteralValue:
         piece = json_string(raw) if is_text else self._bare_value(raw)
         self._end_value()
         return piece, end
+
+    def _bare_text_ends_at(self, position: int) -> int:
+        """Match text that may follow a text without quotes, which may have commas and brackets."""
+        is_text = self._syntax.has_bare_text and self._types == STRING and not self._closers
+        return self._ends_at(position) if is_text else position
 
     def _bare_value(self, raw: str) -> str:
         types = UNKNOWN if self._closers else self._types
@@ -456,6 +487,7 @@ class LiteralDialect:
         odd_call: The same, for those of some names that `call` does not read.
         call_begin: The text that begins every call, if any.
         key: The key of an argument, up to its value.
+        other_key: The same with a sign that models mistakenly write between them, if any.
         assign: The text between a key and its value.
         block_end: The text that ends a block of calls, which may be in square brackets; empty for
             a bare list of calls, which its bracket ends.
@@ -469,6 +501,7 @@ class LiteralDialect:
     call_begin: str
     call_end: str
     key: Pattern
+    other_key: Pattern | None
     assign: str
     syntax: LiteralSyntax
     block_end: str = ""
@@ -625,8 +658,18 @@ class LiteralCallReader(SteppingReader):
     def _key_at(self, position: int) -> Match:
         """Match the key of an argument; the schema tells where an odd one ends."""
         odd = self._odd_keys.match(self._buffer, position) if self._odd_keys else NO_MATCH
-        is_plain = odd.end == REFUTED
-        return self._dialect.key.match(self._buffer, position) if is_plain else odd
+        if odd.end != REFUTED:
+            return odd
+        key = self._dialect.key.match(self._buffer, position)
+        if key.end != REFUTED or self._dialect.other_key is None:
+            return key
+        other = self._dialect.other_key.match(self._buffer, position)
+        is_known = other.end < 0 or (other.name in self._types.names and self._lacks(other.name))
+        return other if is_known else NO_MATCH
+
+    def _lacks(self, key: str) -> bool:
+        """Tell whether no argument with this key has begun."""
+        return key != self._unsent_key and json_string(key) not in self._keys
 
     def _begin_positional(self, position: int) -> int:
         """Begin a value without a key; it is emitted once it is certain to be a value."""

@@ -47,6 +47,7 @@ class TaggedDialect:
         call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
         odd_parameter: The same, for those of some names that `parameter` does not read.
+        unmarked_parameter: The beginning of an argument without the mark of its family.
         parameter_begin: The text that begins every argument.
         value_begin: The tag before a value, if it differs from the argument's.
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
@@ -68,6 +69,7 @@ class TaggedDialect:
     call_ends: tuple[str, ...]
     parameter: Pattern
     odd_parameter: Callable[[tuple[str, ...]], Pattern | None]
+    unmarked_parameter: Pattern | None
     parameter_begin: str
     parameter_end: str
     value_begin: str = ""
@@ -489,11 +491,20 @@ class TaggedReader(_TagLookahead):
         ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
-    def _parameter_at(self, position: int) -> Match:
+    def _marked_at(self, position: int) -> Match:
         return self._named_at(position, self._odd_parameter, self._dialect.parameter)
 
+    def _parameter_at(self, position: int) -> Match:
+        found = self._marked_at(position)
+        unmarked = self._dialect.unmarked_parameter
+        if found.end != REFUTED or unmarked is None:
+            return found
+        found = unmarked.match(self._buffer, position)
+        is_known = found.end < 0 or self._types.is_declared(found.name)
+        return found if is_known else NO_MATCH
+
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
-        parameter = self._parameter_at(position)
+        parameter = self._marked_at(position) if is_bare else self._parameter_at(position)
         is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
         is_next = is_sure or not is_bare
         return parameter.end if parameter.end < 0 or is_next else REFUTED
