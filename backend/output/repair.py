@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from backend.core.step import Delta
+from backend.core.step import ContentDelta, Delta
 from backend.formats import literal, tagged
 from backend.formats.dialects import (
     ARGUMENTS,
@@ -22,6 +22,7 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
+    ESCAPED_QUOTES,
     NotJsonError,
     Repaired,
     read_json,
@@ -48,7 +49,8 @@ _NAMED = re.compile(
     r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
 )
 _CLOSERS = re.compile(r"\s*\)")
-_OBJECT = re.compile(r"\s*(\{)")
+# Arguments may be an object, or that with the stars that unpack it.
+_OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
 # After a call that cannot be read, another begins after a bracket, not after words or a quote.
 _SET_OFF = re.compile(r"(?:[}\])][\s,;]*+\{?[\"']?|</[^<>\n]*>\s*+)\Z")
 _CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
@@ -87,22 +89,30 @@ class _RepairedCall:
 
 
 def _repaired_calls(
-    tool_format: ToolFormat, raw: str, names: Names, *, is_cut: bool = False
+    tool_format: ToolFormat,
+    raw: str,
+    names: Names,
+    *,
+    is_cut: bool = False,
+    has_others: bool = False,
 ) -> list[_RepairedCall]:
     """Return the calls in a block, opener included, by the first dialect that finds any.
 
-    Calls inside the arguments of another do not count. `is_cut` says that the reply ended before
-    the block did.
+    Calls inside the arguments of another do not count.
+
+    Args:
+        is_cut: Whether the reply ended before the block did.
+        has_others: Whether the block has calls of other tools: then it must be sound.
     """
-    failures = iter(range(_MAX_FAILURES))
+    failures = iter(range(0 if has_others else _MAX_FAILURES))
     quotes = _quotes(tool_format)
     # JSON that lacks its end ends before the markers.
     body = _last_markers(tool_format).sub("", raw)
-    for reading in (*tool_format.readings, *_FALLBACKS):
+    for reading in (*tool_format.readings, *(() if has_others else _FALLBACKS)):
         is_json = isinstance(reading.dialect, Objects | NamedJson)
         text = body if is_json else raw
         if isinstance(reading.dialect, Literals):
-            calls = _literal_calls(quotes, text, names, failures)
+            calls = _literal_calls(quotes, text, names, failures, has_others=has_others)
         else:
             calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
         if found := _outer(tool_format, calls, text, names):
@@ -170,7 +180,7 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[_
     position = raw.find("{")
     while position >= 0:
         try:
-            found = read_json(raw, position)
+            found = read_json(raw, position, ESCAPED_QUOTES)
         except NotJsonError:
             call = None if is_bare else _broken_object(raw, position, names)
             if call is not None:
@@ -195,11 +205,22 @@ def _call_of(
     texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
     name = offered_name(next((text for text in texts if text is not None), ""), names)
     given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
+    if given in ("", "{}"):
+        given = _members_beside(fields, name, names) or given
     if (text := _text_in(given)) is not None:
         given = _object_in(text)
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
     return _RepairedCall(name, given, begin, found.end, found.reasons, is_open=found.is_open)
+
+
+def _members_beside(fields: Mapping[str, str], name: str, names: Names) -> str:
+    """Return the arguments beside the name of a call as an object; nothing if there are others."""
+    others = {key: value for key, value in fields.items() if key not in _CALL_KEYS}
+    types = names.parameter_types(name)
+    if not others or not others.keys() <= {*types.names} or not types.fit(others.keys()):
+        return ""
+    return f"{{{', '.join(f'{json_string(key)}: {value}' for key, value in others.items())}}}"
 
 
 def _text_in(value: str) -> str | None:
@@ -274,20 +295,27 @@ def _call_markers(dialect: NamedJson) -> tuple[str, str]:
 
 
 def _literal_calls(
-    quotes: tuple[str, ...], raw: str, names: Names, failures: Iterator[int]
+    quotes: tuple[str, ...],
+    raw: str,
+    names: Names,
+    failures: Iterator[int],
+    *,
+    has_others: bool = False,
 ) -> Iterator[_RepairedCall]:
     """Yield calls in brackets of any kind."""
     position = 0
     while found := _CALLED.search(raw, position):
         position = found.end()
         name = offered_name(found[1], names)
-        if not name:
+        if not (name or has_others):
             continue
         try:
             # A bracket unknown to the dialect counts as the known one, and may enclose an object.
             inner = _OBJECT.match(raw, found.end())
-            is_json = inner is not None and raw[found.end() - 1] == "("
-            read = read_json if is_json else read_members
+            is_round = raw[found.end() - 1] == "("
+            is_json = inner is not None and is_round
+            members = partial(read_members, closer=")") if is_round and has_others else read_members
+            read = read_json if is_json else members
             arguments = read(raw, inner.start(1) if inner and is_json else found.end(), quotes)
         except NotJsonError:
             if next(failures, None) is None:
@@ -297,7 +325,8 @@ def _literal_calls(
         end = closer.end() if closer else arguments.end
         reasons = arguments.reasons or ("other brackets",)
         begin = found.start(1)
-        yield _RepairedCall(name, arguments.text, begin, end, reasons, arguments.is_open)
+        if name:
+            yield _RepairedCall(name, arguments.text, begin, end, reasons, arguments.is_open)
         position = end
 
 
@@ -338,6 +367,8 @@ _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
 _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
+# What may stand between calls, and around them.
+_BETWEEN = " \n\t,;[]"
 # A list of values, whose strings may quote a call.
 _LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
 
@@ -346,7 +377,8 @@ class RepairReader:
     """Collects a damaged block, and emits its calls at the end.
 
     A block counts as damaged if the first word after its opener is the name of an offered tool,
-    and the text goes on like a call. Anything else is text, and is returned at once.
+    and the text goes on like a call. So does one that begins with a call of another tool: that call
+    is text, but others of the block are not. Anything else is text, and is returned at once.
 
     Attributes:
         held: The whole text of the block.
@@ -376,6 +408,7 @@ class RepairReader:
         self._unread = len(raw) - unread
         self._is_after_call = is_after_call
         self._is_call = context.calls.is_open
+        self._has_others = False
         self._is_too_long = False
         self._searched = 0 if is_after_call else len(context.opener)
 
@@ -390,15 +423,21 @@ class RepairReader:
         self.held += text
         if self._is_after_call and self.held.lstrip().startswith(self._format.openers):
             return ReaderOutput(rest=self.held)
-        if not self._is_call and not self._decide():
-            return ReaderOutput() if self._is_undecided() else self._given_up()
+        if not (self._is_call or self._has_others) and not self._decide():
+            if self._is_undecided():
+                return ReaderOutput()
+            self._has_others = self._markup.begins_with_call(self._body)
+            if not self._has_others:
+                return self._given_up()
         end = self._end()
         if end >= 0:
-            return self._repaired(end)
+            return self._beside_others(end) if self._has_others else self._repaired(end)
         return self._shortened() if len(self.held) > _MAX_BLOCK_CHARS else ReaderOutput()
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""
+        if self._has_others:
+            return self._beside_others(len(self.held), is_last=True)
         if truncated:
             return ReaderOutput()
         if not self._is_call:
@@ -427,6 +466,15 @@ class RepairReader:
             return False
         return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
 
+    @property
+    def _body(self) -> str:
+        """The text where the first call begins; nothing where no call of another tool counts."""
+        context = self._context
+        is_marked = context.opener in self._format.openers or self._is_after_call
+        opener = "" if self._is_after_call else context.opener
+        is_certain = is_marked and not context.in_prose
+        return self.held.removeprefix(opener).lstrip(_BETWEEN) if is_certain else ""
+
     def _is_undecided(self) -> bool:
         is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
         if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
@@ -435,7 +483,9 @@ class RepairReader:
         if is_whole and offered_name(word, self._context.calls):
             return is_short and self._goes_on is None
         parts = {word, *re.split("[.:]", word)}
-        return is_short and not is_whole and any(map(self._may_be_name, parts))
+        if is_short and not is_whole and any(map(self._may_be_name, parts)):
+            return True
+        return is_short and self._markup.may_begin_with_call(self._body)
 
     def _may_be_name(self, beginning: str) -> bool:
         is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
@@ -495,6 +545,38 @@ class RepairReader:
         # What follows no call is a piece of one.
         text = text if calls else text.rstrip(_PUNCTUATION)
         return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _beside_others(self, end: int, *, is_last: bool = False) -> ReaderOutput:
+        """Emit the calls of a block that has calls of other tools too, which are text."""
+        raw, rest = self.held[:end], self.held[end:]
+        ledger = self._context.calls
+        is_short = len(raw) <= _MAX_BLOCK_CHARS
+        found = _repaired_calls(self._format, raw, ledger, has_others=True) if is_short else []
+        calls = [call for call in found if not call.is_open]
+        if not calls:
+            # What looks like a call in the arguments of another tool is none.
+            text = self._text_between(raw) if self._is_after_call else raw
+            return ReaderOutput(rejected=text, rest=None if is_last else rest, is_damaged=True)
+        deltas: list[Delta] = []
+        begin = 0
+        for call in calls:
+            if text := self._text_between(raw[begin : call.begin]):
+                deltas.append(ContentDelta(text))
+            deltas += self._handed_out(call, is_short=False)
+            begin = call.end
+        text = self._text_between(raw[begin:])
+        if is_last:
+            return ReaderOutput(tuple(deltas), rejected=text)
+        return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _text_between(self, text: str) -> str:
+        """Return the text of calls of other tools, without the markers of their block."""
+        text = text.removeprefix(self._context.opener)
+        marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
+        text = self._markup.without_strays(text).strip(_BETWEEN)
+        while mark := next(filter(text.endswith, marks), ""):
+            text = text.removesuffix(mark).rstrip(_BETWEEN)
+        return text
 
     def _completed(self, call: _RepairedCall | None) -> Iterator[Delta]:
         """Yield the rest of the arguments of a partly emitted call."""

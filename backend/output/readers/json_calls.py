@@ -346,11 +346,16 @@ class _ObjectCall:
         has_parts = self._is_named and self._arguments.is_whole
         return has_parts and not (self._is_doubtful or self._is_nested)
 
+    @property
+    def _has_values(self) -> bool:
+        """Whether there are arguments; beside an empty object other members may be those."""
+        return self._has_arguments and not self._arguments.is_empty
+
     def _end_object(self, position: int) -> None:
         if self._is_nested:
             self._is_nested = False
             self._step = self._after_value
-        elif self._is_named and (self._has_arguments or not self._has_strangers):
+        elif self._is_named and (self._has_values or not self._has_strangers):
             self.is_over = True
         else:
             raise NotACallError(position)

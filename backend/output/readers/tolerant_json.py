@@ -35,6 +35,8 @@ _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
+# The first one is escaped as in a string, where none is open.
+ESCAPED_QUOTES = ('\\"', '"', "'")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # What may follow a string, besides the closing bracket of the value around it.
 _NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
@@ -73,8 +75,8 @@ def read_json(
 
     Also accepted: keys and strings without quotes or in other quotes, quotes inside strings,
     constants of Python and JavaScript, comments, missing and superfluous commas, `;` for a comma,
-    `=` for a colon, brackets of another kind, and at the end of the text missing brackets and a
-    missing quote.
+    `=` for a colon, doubled braces, brackets of another kind, and at the end of the text missing
+    brackets and a missing quote.
 
     Args:
         text: A text that ends with the call.
@@ -154,12 +156,21 @@ class _Reader:
             raise NotJsonError
         char = self._text[position]
         if char == "{":
-            return self.members(position + 1, "}", depth)
+            return self._object(position + 1, depth)
         if char in "[(":
             return self._items(position + 1, _OPENERS[char], depth)
         if quote := self._quote_at(position):
             return self._string(position, quote)
         return self._bare(position)
+
+    def _object(self, position: int, depth: int) -> str:
+        """Read an object, whose braces may be doubled as in a template."""
+        is_doubled = self._text.startswith("{", position)
+        if is_doubled:
+            self.reasons.append("doubled braces")
+        value = self.members(position + is_doubled, "}", depth)
+        self.end += is_doubled and self._text.startswith("}", self.end)
+        return value
 
     def members(self, position: int, closer: str, depth: int) -> str:
         """Read the members of an object, up to its closing bracket."""

@@ -395,6 +395,11 @@ class JsonArguments:
         return char in '{"n'
 
     @property
+    def is_empty(self) -> bool:
+        """Whether they are complete, and an object without members."""
+        return self.is_whole and self.missing_end.lstrip().startswith("{")
+
+    @property
     def kept_back(self) -> int:
         """Number of latest characters read but not emitted."""
         return 1 if self.is_whole else self._scanner.pending
