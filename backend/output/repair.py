@@ -146,6 +146,14 @@ def _starts(tool_format: ToolFormat) -> re.Pattern[str]:
 
 
 @lru_cache
+def _block_ends(tool_format: ToolFormat, opener: str) -> tuple[str, ...]:
+    """Return the texts that end a block, and not just a call in it."""
+    readings = (each for each in tool_format.readings if opener in (each.openers or (opener,)))
+    ends = (end for each in readings for end in (each.end, *each.other_ends))
+    return tuple(dict.fromkeys(filter(None, ends)))
+
+
+@lru_cache
 def _quotes(tool_format: ToolFormat) -> tuple[str, ...]:
     """Return the quotes of a format, and those of most programming languages."""
     dialects = [reading.dialect for reading in tool_format.readings]
@@ -437,6 +445,7 @@ class RepairReader:
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""
         if self._has_others:
+            self.held = self._markup.settled(self.held) if truncated else self.held
             return self._beside_others(len(self.held), is_last=True)
         if truncated:
             return ReaderOutput()
@@ -493,9 +502,12 @@ class RepairReader:
 
     def _end(self) -> int:
         """Return the end of the block: after a closer, or before the next opener."""
+        marks = self._format.closers
+        if self._has_others and self._context.opener == self._format.opener:
+            marks = _block_ends(self._format, self._context.opener) or marks
         closers = [
             place + len(closer)
-            for closer in self._format.closers
+            for closer in marks
             if (place := self.held.find(closer, self._searched)) >= 0
         ]
         opener = self._context.opener.strip() or "\0"

@@ -237,7 +237,7 @@ class _ObjectCall:
         self._is_open = False
         self._is_nested = False
         self._has_arguments = False
-        self._has_strangers = False
+        self._strangers: set[str] = set()
         self._arguments = JsonArguments(ends)
         self._unsent: list[str] = []
         self.is_over = False
@@ -303,7 +303,7 @@ class _ObjectCall:
             self._has_arguments = True
             return self._in_arguments
         if self._key not in _HARMLESS_KEYS:
-            self._has_strangers = True
+            self._strangers.add(self._key)
             if self._is_doubtful and not self._is_open:
                 raise NotACallError(position)
         return self._in_other_value
@@ -348,14 +348,17 @@ class _ObjectCall:
 
     @property
     def _has_values(self) -> bool:
-        """Whether there are arguments; beside an empty object other members may be those."""
-        return self._has_arguments and not self._arguments.is_empty
+        """Whether there are arguments, or an empty object and no other members that fit."""
+        if not (self._strangers and self._arguments.is_empty):
+            return self._has_arguments
+        types = self._calls.parameter_types(self._name)
+        return not (self._strangers <= {*types.names} and types.fit(self._strangers))
 
     def _end_object(self, position: int) -> None:
         if self._is_nested:
             self._is_nested = False
             self._step = self._after_value
-        elif self._is_named and (self._has_values or not self._has_strangers):
+        elif self._is_named and (self._has_values or not self._strangers):
             self.is_over = True
         else:
             raise NotACallError(position)
