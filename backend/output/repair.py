@@ -22,7 +22,7 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
-    ESCAPED_QUOTES,
+    ODD_QUOTES,
     NotJsonError,
     Repaired,
     read_json,
@@ -188,7 +188,7 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[_
     position = raw.find("{")
     while position >= 0:
         try:
-            found = read_json(raw, position, ESCAPED_QUOTES)
+            found = read_json(raw, position, ODD_QUOTES)
         except NotJsonError:
             call = None if is_bare else _broken_object(raw, position, names)
             if call is not None:

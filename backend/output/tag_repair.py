@@ -41,7 +41,8 @@ NAMESPACES = frozenset({*SYNTAX, "tools", "default_api"})
 """Words that models write before a name, with a dot or a colon between."""
 
 _NAMESPACE = re.compile(rf"(?:(?:{'|'.join(sorted(NAMESPACES))})[.:])+")
-_NUMBER = re.compile(r"[.:]\d+\Z")
+# Meta's prompts have built-in tools called as `f.call(...)`.
+_NUMBER = re.compile(r"(?:[.:]\d+|\.call)\Z")
 
 
 class Names(Protocol):

@@ -19,7 +19,7 @@ from backend.output.readers.reader import (
     Step,
     SteppingReader,
 )
-from backend.output.readers.tolerant_json import ESCAPED_QUOTES, NotJsonError, read_json
+from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
 from backend.output.readers.typed_values import JsonArguments
 from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCall
 
@@ -97,7 +97,7 @@ class _JsonBodyReader(SteppingReader):
         for end in self._ends:
             body = body.rstrip().removesuffix(end)
         try:
-            found = read_json(body, 0, ESCAPED_QUOTES)
+            found = read_json(body, 0, ODD_QUOTES)
         except NotJsonError:
             return False
         calls = self._context.calls

@@ -35,8 +35,8 @@ _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
-# The first one is escaped as in a string, where none is open.
-ESCAPED_QUOTES = ('\\"', '"', "'")
+# Python's long one, and one that is escaped where no string is open.
+ODD_QUOTES = ('"""', '\\"', '"', "'")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # What may follow a string, besides the closing bracket of the value around it.
 _NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
