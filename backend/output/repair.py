@@ -294,7 +294,8 @@ def _named_calls(
 def _marks_at_end(dialect: NamedJson) -> re.Pattern[str]:
     """Return a pattern for the marks after the arguments of a call."""
     marks = "|".join(map(re.escape, call_ends(dialect))) or "(?!)"
-    return re.compile(rf"\s*(?:(?:{marks})\s*)+\Z")
+    # From the beginning of white space only: from each of its characters takes quadratic time.
+    return re.compile(rf"(?<!\s)\s*+(?:(?:{marks})\s*+)+\Z")
 
 
 def _call_markers(dialect: NamedJson) -> tuple[str, str]:
