@@ -45,8 +45,8 @@ async def generate(
     require_generation(call, model)
 
     def prepare() -> tuple[Prompt, Guide | None, ToolSchemas]:
-        model.constraints.require_callable(call)
         prompt = render(call, model)
+        model.constraints.require_callable(call)
         schemas = model.constraints.schemas(call.shown_tools)
         return prompt, model.constraints.guide(call, prompt), schemas
 

@@ -271,3 +271,30 @@ async def test_required_calls_are_valid_in_every_format(tiny_models, name):
         [call] = reply.calls.values()
         assert is_call(call)
         assert seed % 2 or call["name"] == "note_add"
+
+
+@pytest.mark.parametrize("parser", ["hermes_json", "qwen3_coder_xml", "gemma4"])
+async def test_an_argument_is_not_lost_because_of_its_place_in_the_schema(tiny_models, parser):
+    """A host may have sorted the names: `limit` before `path`, which models write first."""
+    names = {"limit": {"enum": [1, 2]}, "path": {"enum": ["a", "b"]}}
+    parameters = {"type": "object", "properties": names, "required": ["limit", "path"]}
+    tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
+    options = [f"tool_parser!:{parser}", "reasoning_parser:none"]
+    async with served(tiny_models("qwen3"), Options=options) as backend:
+        requests = [
+            chat(
+                [user("ba be bi")],
+                tools=tools,
+                ToolChoice="required",
+                Tokens=200,
+                Temperature=1.0,
+                Seed=seed,
+                Metadata={"parallel_tool_calls": "false"},
+            )
+            for seed in range(1, 13)
+        ]
+        replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+    whole = [call for reply in replies if reply.last.tokens < 200 for call in reply.calls.values()]
+    assert len(whole) > 6
+    orders = {tuple(json.loads(call["arguments"])) for call in whole}
+    assert orders == {("path", "limit"), ("limit", "path")}

@@ -54,6 +54,7 @@ NONE = (("clock_now", {}),)
 ALL = (("note_add", RICH),)
 
 _MILK = '{"text": "milk", "pri": 2}'
+_TURNED = '{"pri": 2, "text": "milk"}'
 _RICH = (
     r'{"text": "say \"hi\" <b>\nok", "pri": 2, "tags": ["a", "é"], "pin": true, '
     '"opts": {"b": true, "y-z": null}}'
@@ -66,6 +67,7 @@ class FormatReplies:
 
     Attributes:
         two: Nothing where a reply has room for one call.
+        turned: The first, with its two arguments the other way round.
         markers: Texts that are one token in models of the family.
         parser: The parsers' name of the family.
         reasoning: The thought format that goes with it.
@@ -77,6 +79,7 @@ class FormatReplies:
     two: str
     none: str
     rich: str
+    turned: str
     markers: tuple[str, ...] = ()
     parser: str = ""
     reasoning: str = "think"
@@ -93,7 +96,8 @@ def _replies(call, block="{}", between="", **fields):
     """Write the replies of a family whose calls hold JSON."""
     milk, clock = call.format("note_add", _MILK, 0), call.format("clock_now", "{}", 0)
     second, rich = call.format("clock_now", "{}", 1), call.format("note_add", _RICH, 0)
-    texts = (milk, milk + between + second, clock, rich)
+    turned = call.format("note_add", _TURNED, 0)
+    texts = (milk, milk + between + second, clock, rich, turned)
     return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
@@ -120,7 +124,8 @@ def _tagged(call, parameter, block="{}", between="", **fields):
         return call.replace("NAME", name).replace("ARGUMENTS", arguments)
 
     milk, clock = written("note_add", ("text", "milk"), ("pri", "2")), written("clock_now")
-    texts = (milk, milk + between + clock, clock, written("note_add", *_RICH_PAIRS))
+    turned = written("note_add", ("pri", "2"), ("text", "milk"))
+    texts = (milk, milk + between + clock, clock, written("note_add", *_RICH_PAIRS), turned)
     return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
@@ -156,8 +161,9 @@ def _gemma(begin, end, quote, reasoning):
         f"note_add{{opts:{{b:true,y-z:null}},pin:true,pri:2,"
         f"tags:[{quote}a{quote},{quote}é{quote}],text:{quote}{HOSTILE_TEXT}{quote}}}"
     )
-    markers = (begin, end, quote)
-    return FormatReplies(milk, milk + clock, clock, rich, markers=markers, reasoning=reasoning)
+    turned = call(f"note_add{{text:{quote}milk{quote},pri:2}}")
+    texts = (milk, milk + clock, clock, rich, turned)
+    return FormatReplies(*texts, markers=(begin, end, quote), reasoning=reasoning)
 
 
 def _minimax_m3():
@@ -182,7 +188,8 @@ def _minimax_m3():
         element("opts", element("b", "true") + element("y-z", "null")),
     )
     clock = call("clock_now")
-    texts = (reply(milk), reply(milk, clock), reply(clock), reply(rich))
+    turned = call("note_add", element("pri", 2), element("text", "milk"))
+    texts = (reply(milk), reply(milk, clock), reply(clock), reply(rich), reply(turned))
     return FormatReplies(*texts, markers=(mark,), reasoning="mm_think")
 
 
@@ -198,7 +205,8 @@ def _python(block, between, **fields):
         f"note_add(text='{HOSTILE_TEXT}', pri=2, tags=['a', \"é\"], pin=True, "
         "opts={'b': true, \"y-z\": None})"
     )
-    texts = (milk, milk + between + clock, clock, rich)
+    turned = "note_add(pri=2, text='milk')"
+    texts = (milk, milk + between + clock, clock, rich, turned)
     return FormatReplies(*(block.replace("{}", text) for text in texts), **fields)
 
 
@@ -229,6 +237,7 @@ def _harmony(call):
         "",
         clock,
         written("note_add", _RICH),
+        written("note_add", _TURNED),
         markers=_HARMONY_MARKERS,
         parser="harmony",
         reasoning="harmony",
@@ -240,7 +249,8 @@ def _harmony(call):
 def _single(call, markers, **fields):
     """Write the replies of a format that has room for one call."""
     milk, clock = call.format("note_add", _MILK), call.format("clock_now", "{}")
-    return FormatReplies(milk, "", clock, call.format("note_add", _RICH), markers, **fields)
+    rich, turned = (call.format("note_add", each) for each in (_RICH, _TURNED))
+    return FormatReplies(milk, "", clock, rich, turned, markers, **fields)
 
 
 FORMATS = {

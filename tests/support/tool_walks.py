@@ -48,7 +48,7 @@ def is_next(matcher, tokens):
 
 
 def walk(
-    compiled, vocabulary: TinyVocabulary, random: Random, *, prefix="", tails=(), max_steps=600
+    compiled, vocabulary: TinyVocabulary, random: Random, *, prefix="", tails=(), max_steps=900
 ):
     """Return a random reply that begins with the prefix, or nothing if it did not end in time.
 

@@ -267,7 +267,7 @@ def _refuse(constant: str) -> None:
 
 _ITEM = "item"
 _TEXT = "$text"
-_MAX_DEPTH = 16
+_MAX_DEPTH = 32
 _MAX_NAME_CHARS = 256
 
 

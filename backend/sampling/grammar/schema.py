@@ -46,10 +46,10 @@ IMPLIED_TYPES: Mapping[str, frozenset[str]] = {
 }
 _RESTRICTING = words("type").union(_GIVEN, COMBINATIONS, _ONE, _LIST, *IMPLIED_TYPES.values())
 _TEXTS = words("title description default examples example deprecated $comment")
-_ANNOTATIONS = _TEXTS | words(
+ANNOTATIONS = _TEXTS | words(
     "$schema $id id $anchor readOnly writeOnly contentMediaType contentEncoding"
 )
-_KEYWORDS = _RESTRICTING | _DEFINITIONS | _ANNOTATIONS
+_KEYWORDS = _RESTRICTING | _DEFINITIONS | ANNOTATIONS
 _EXTENSION = "x-"
 # Its settings would loosen the checks.
 _SETTINGS = "x-guidance"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from backend.formats.closing import Limits, TagEnds, bracket_limits, quote_limits
 from backend.formats.dialects import (
@@ -26,6 +27,8 @@ from backend.sampling.grammar.schema import (
 )
 from backend.sampling.grammar.tool_parameters import (
     Kind,
+    Left,
+    Members,
     Parameters,
     Property,
     arguments,
@@ -38,9 +41,12 @@ from backend.sampling.grammar.tool_values import (
     RawText,
     fill,
     json_arguments,
+    json_in_any_order,
+    json_list,
     json_part,
     json_text,
     json_value,
+    members_in,
 )
 from backend.sampling.grammar.writer import (
     GrammarWriter,
@@ -166,14 +172,16 @@ class _Literals:
         found = properties(kind, self._parameters)
         if self._dialect.sorts_names:
             found.sort(key=lambda item: item.name.lower())
-        first, after = "", ""
-        for item in reversed(found):
-            value = self._writer.rule(self._value(item.pointer, item.schema, limits))
-            alone = chain(begin("", item.name), value, after)
-            first = self._writer.rule(alternatives([alone] if item.is_required else [alone, first]))
-            member = chain(begin(self._dialect.comma, item.name), value)
-            after = self._writer.rule(chain(repeated(member, int(item.is_required), 1), after))
-        return first
+        values = {
+            item.name: self._writer.rule(self._value(item.pointer, item.schema, limits))
+            for item in found
+        }
+
+        def member(comma: str, item: Property) -> str:
+            return chain(begin(comma, item.name), values[item.name])
+
+        comma = self._dialect.comma
+        return members_in(Members(found), partial(member, ""), partial(member, comma), self._writer)
 
     def _value(self, pointer: str, schema: AnySchema, limits: Limits) -> str:
         found = kinds(pointer, schema, self._parameters)
@@ -218,16 +226,8 @@ class _Literals:
         item = self._value(
             f"{kind.pointer}/items", kind.schema.get("items", True), self._inside("]")
         )
-        return self._list(item, kind.schema.get("minItems", 0), kind.schema.get("maxItems"))
-
-    def _list(self, item: str, least: int = 0, most: int | None = None) -> str:
-        if most == 0:
-            return quoted("[]")
-        next_item = chain(quoted(self._dialect.comma), item)
-        items = chain(
-            item, repeated(next_item, max(least - 1, 0), None if most is None else most - 1)
-        )
-        return chain(quoted("["), repeated(items, min(least, 1), 1), quoted("]"))
+        least, most = kind.schema.get("minItems", 0), kind.schema.get("maxItems")
+        return json_list(item, least, most, self._dialect.comma)
 
     def _object(self, kind: Kind) -> str:
         others = kind.schema.get("additionalProperties", True)
@@ -262,7 +262,7 @@ class _Literals:
         yield self._strings.string({"type": "string"}, (), limits)
         yield self._writer.rule(json_value({"type": "number"}))
         yield self._spelled("true", "false", "null")
-        yield self._list(self._any_value(self._inside("]")))
+        yield json_list(self._any_value(self._inside("]")), comma=self._dialect.comma)
         yield self._any_object(self._any_value(self._inside("}")))
 
     def _spelled(self, *constants: str) -> str:
@@ -307,7 +307,9 @@ _LOOKS = {
 }
 _ARRAY = frozenset({"array"})
 _NESTED = (_ARRAY, frozenset({"object"}))
-_CONSTANTS = {"null": ("null",), "boolean": ("true", "false")}
+# Templates in which a value is written by Python's `str` teach its booleans.
+_CONSTANTS = {"null": ("null",), "boolean": ("true", "false", "True", "False")}
+_BOOLEAN = frozenset({"boolean"})
 
 
 def _tagged_arguments(
@@ -340,55 +342,70 @@ class _Arguments:
         writer: GrammarWriter,
     ) -> None:
         self._items = properties(kind, parameters)
+        self._members = Members(self._items)
         self._dialect = dialect
         self._site = site
         self._ends = TagEnds.of(site.reading, dialect)
         limits = self._ends.limits(dialect, site.opener, site.after)
         self._limits = replace(limits, inside=(*limits.inside, *site.foreign))
         (start, *begin), end = split_at(dialect.parameter, VALUE)
-        self._start, self._begin, self._end = str(start), tuple(begin), text_of(end)
+        self._start, self._begin = str(start), tuple(begin)
+        written = text_of(end)
+        before, mark, self._tail = written.partition(self._ends.ends[0] or written)
+        first, *self._others = writer.pieces(before + mark)
+        # What comes after it is not part of an argument, which is written once therefore.
+        self._ending = Ending(first, "")
         self._lines = ("", "\n") if MAYBE_LINE in end else ("",)
         self._parameters = parameters
         self._writer = writer
-        self._written_from: dict[int, str] = {}
+        self._key = f"{parameters.tool} {kind.pointer} {site}"
+        self._begun: dict[str, str] = {}
 
     def write(self) -> str:
+        members, every = self._members, self._members.all_left
         if self._dialect.mark:
-            return chain(*map(self._element, self._items), self._written(self._site.after))
-        ways = [chain(self._written((self._start,)), self._started(0))] if self._items else []
-        if not any(item.is_required for item in self._items):
+            written = members_in(members, self._element, self._element, self._writer)
+            return chain(written, self._written(self._site.after))
+        ways = [chain(self._written((self._start,)), self._started(every))] if self._items else []
+        if members.may_end(every):
             ways.append(self._written(self._site.after))
         return alternatives(ways)
 
     def _element(self, item: Property) -> str:
         """Return the expression of an argument that no other text looks like."""
-        argument = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
-        return repeated(self._writer.rule(argument.element()), int(item.is_required), 1)
+        if item.name not in self._begun:
+            self._begun[item.name] = self._writer.rule(self._argument(item).element())
+        return self._begun[item.name]
 
-    def _started(self, index: int) -> str:
-        """Return the expression of arguments from one on, after the beginning of their first."""
-        if index not in self._written_from:
-            item = self._items[index]
-            argument = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
-            ways = [argument.write(self._begin, self._ending(index))]
-            if index + 1 < len(self._items) and not item.is_required:
-                ways.append(self._started(index + 1))
-            self._written_from[index] = self._writer.rule(alternatives(ways))
-        return self._written_from[index]
+    def _started(self, left: Left) -> str:
+        """Return the expression of the arguments that are left after the beginning of one."""
+        key = f"{self._key} {sorted(left.places)} {left.others}"
+        return self._writer.recursive_rule(key, lambda: alternatives(self._ways_from(left)))
 
-    def _ending(self, index: int) -> Ending:
-        """Return what follows the value of an argument."""
-        begin, mark, end = self._end.partition(self._ends.ends[0])
-        first, *others = self._writer.pieces(begin + mark)
+    def _ways_from(self, left: Left) -> Iterator[str]:
+        for item, after in self._members.choices(left):
+            if item.name not in self._begun:
+                self._begun[item.name] = self._argument(item).write(self._begin, self._ending)
+            yield chain(self._begun[item.name], self._rest(after))
+
+    def _argument(self, item: Property) -> "_Argument":
+        return _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
+
+    def _rest(self, left: Left) -> str:
+        """Return what follows the first mark after the value of an argument."""
         ways = []
         for line in self._lines:
-            if index + 1 < len(self._items):
-                text = sequence([*others, *self._writer.pieces(end + line + self._start)])
-                ways.append(chain(text, self._started(index + 1)))
-            if not any(item.is_required for item in self._items[index + 1 :]):
+            if any(self._members.choices(left)):
+                text = sequence(
+                    [*self._others, *self._writer.pieces(self._tail + line + self._start)]
+                )
+                ways.append(chain(text, self._started(left)))
+            if self._members.may_end(left):
                 after = text_of(self._site.after)
-                ways.append(sequence([*others, *self._writer.pieces(end + line + after)]))
-        return Ending(first, self._writer.rule(alternatives(ways)))
+                ways.append(
+                    sequence([*self._others, *self._writer.pieces(self._tail + line + after)])
+                )
+        return self._writer.rule(alternatives(ways))
 
     def _written(self, template: Template) -> str:
         return sequence(fill(template, {}, self._writer))
@@ -478,24 +495,24 @@ class _Argument:
         others = kind.schema.get("additionalProperties", True)
         if not kind.schema.get("properties") and others is not False:
             return self._json([kind])
-        return chain(*map(self._argument, properties(kind, self._parameters)))
+        members = Members(properties(kind, self._parameters))
+        return members_in(members, self._argument, self._argument, self._writer)
 
     def _argument(self, item: Property) -> str:
         inner = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
-        return repeated(self._writer.rule(inner.element()), int(item.is_required), 1)
+        return self._writer.rule(inner.element())
 
     def _json(self, others: list[Kind]) -> str:
         """Return the expression of values that are not text."""
+        if not self._dialect.types and all(kind.types == _BOOLEAN for kind in others):
+            return alternatives(quoted(text) for kind in others for text in self._constants(kind))
         # Readers recognise the strings of a value that is JSON for certain.
         is_certain = bool(self._dialect.types) or (self._types and "string" not in self._types)
         tags = () if is_certain and not self._dialect.mark else self._limits.tags
-        schema = self._json_schema(others)
-        return self._writer.rule(json_part(schema, self._parameters, tags))
-
-    def _json_schema(self, others: list[Kind]) -> dict[str, object]:
-        if len(others) == len(self._kinds) and isinstance(self._item.schema, dict):
-            return dict(self._item.schema)
-        return {"anyOf": [dict(kind.schema) for kind in others]}
+        place, schema = self._item.pointer, self._item.schema
+        if len(others) < len(self._kinds) or not isinstance(schema, dict):
+            schema = {"anyOf": [dict(kind.schema) for kind in others]}
+        return json_in_any_order(place, schema, self._parameters, self._writer, tags)
 
     def _spelled(self, texts: list[Kind], ending: Ending) -> str:
         """Return the expression of texts and what follows them."""

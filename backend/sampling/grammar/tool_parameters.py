@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
@@ -276,6 +276,54 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
         for name, part in kind.schema.get("properties", {}).items()
         if part is not False or name in required
     ]
+
+
+# A grammar has so many rules for the members of an object, one for each state.
+_MOST_STATES = 32
+
+
+class Left(NamedTuple):
+    """What may still come in an object.
+
+    Attributes:
+        places: Those of members that are remembered.
+        others: The number of other members; `None` is any.
+    """
+
+    places: frozenset[int]
+    others: int | None
+
+
+class Members:
+    """The members of an object in any order: JSON has none, and hosts sort them by name.
+
+    As far as there are rules for it, each comes once. Of more members only the required ones are
+    remembered, the others are counted. The required ones of very many keep the schema's order.
+    """
+
+    def __init__(self, items: Sequence[Property]) -> None:
+        self._items = items
+        every = frozenset(range(len(items)))
+        self._required = frozenset(n for n in every if items[n].is_required)
+        self._kept = every if 2 ** len(every) <= _MOST_STATES else self._required
+        others = len(every - self._kept)
+        self._is_ordered = 2 ** len(self._kept) * (others + 1) > _MOST_STATES
+        states = len(self._kept) + 1 if self._is_ordered else 2 ** len(self._kept)
+        is_counted = states * (others + 1) <= _MOST_STATES
+        self.all_left = Left(self._kept, others if is_counted else None)
+
+    def choices(self, left: Left) -> Iterator[tuple[Property, Left]]:
+        """Yield the members that may come next, and what is left after each."""
+        first = min(left.places, default=-1)
+        for place, item in enumerate(self._items):
+            if place in left.places and (place == first or not self._is_ordered):
+                yield item, Left(left.places - {place}, left.others)
+            elif place not in self._kept and left.others != 0:
+                yield item, Left(left.places, left.others and left.others - 1)
+
+    def may_end(self, left: Left) -> bool:
+        """Tell whether no member is needed any more."""
+        return not left.places & self._required
 
 
 def _kinds(

@@ -2,15 +2,30 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import count
 from typing import NamedTuple, TypeAlias, assert_never
 
 from backend.formats.closing import Limits, literal
 from backend.formats.dialects import Characters, Id, Maybe, Part, Reading, Slot, Template
-from backend.sampling.grammar.schema import SETTINGS, Schema, json_rule, tightened
-from backend.sampling.grammar.tool_parameters import Parameters
+from backend.sampling.grammar.schema import (
+    ANNOTATIONS,
+    SETTINGS,
+    AnySchema,
+    Schema,
+    json_rule,
+    tightened,
+)
+from backend.sampling.grammar.tool_parameters import (
+    Kind,
+    Left,
+    Members,
+    Parameters,
+    Property,
+    properties,
+)
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
     Expression,
@@ -19,6 +34,7 @@ from backend.sampling.grammar.writer import (
     alternatives,
     chain,
     quoted,
+    repeated,
     sequence,
     tokens_expression,
 )
@@ -69,9 +85,108 @@ _DEFINITIONS = ("$defs", "definitions")
 _SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
 
 
+def members_in(
+    members: Members,
+    first: Callable[[Property], str],
+    later: Callable[[Property], str],
+    writer: GrammarWriter,
+) -> str:
+    """Return the expression of members in any order.
+
+    Args:
+        first: Returns that of a member that comes first.
+        later: The same after another one.
+    """
+
+    @cache
+    def rest(left: Left) -> str:
+        choices = list(members.choices(left))
+        again = [later(item) for item, after in choices if after == left]
+        ways = [chain(later(item), rest(after)) for item, after in choices if after != left]
+        ways += [""] * members.may_end(left)
+        loop = repeated(alternatives(again), 0, None) if again else ""
+        body = chain(loop, alternatives(ways) if any(ways) else "")
+        return writer.rule(body) if body else ""
+
+    ways = [chain(first(item), rest(after)) for item, after in members.choices(members.all_left)]
+    return alternatives([*ways, *[""] * members.may_end(members.all_left)])
+
+
+# Each member brings the definitions along.
+_MOST_DEFINITION_CHARS = 2**13
+
+
 def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
     """Return the expression of the arguments as a JSON object."""
-    return writer.rule(json_value(parameters.schema))
+    if len(json.dumps(_definitions(parameters))) > _MOST_DEFINITION_CHARS:
+        return writer.rule(json_value(parameters.schema))
+    return json_in_any_order("#", parameters.schema, parameters, writer)
+
+
+def _definitions(parameters: Parameters) -> Schema:
+    return {key: parameters.schema[key] for key in _DEFINITIONS if key in parameters.schema}
+
+
+_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties"})
+_OF_ARRAYS = frozenset({"items", "minItems", "maxItems"})
+_ANY_TYPE: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
+
+
+def json_in_any_order(
+    pointer: str,
+    schema: AnySchema,
+    parameters: Parameters,
+    writer: GrammarWriter,
+    forbidden: tuple[str, ...] = (),
+) -> str:
+    """Return the expression of a JSON value whose objects have their members in any order.
+
+    Objects of `$ref`, of `anyOf`, and those that may have other members keep the schema's order.
+
+    Args:
+        schema: The part of the tool's schema at the pointer.
+        forbidden: Tags that the value does not contain.
+    """
+    fields: Schema = schema if isinstance(schema, Mapping) else {}
+    kind = Kind(pointer, frozenset({str(fields.get("type"))}), fields)
+    is_object = kind.types == {"object"} and not kind.constraints(*_OF_OBJECTS)
+    if is_object and fields.get("properties") and not fields.get("additionalProperties"):
+        return _json_object(kind, parameters, writer, forbidden)
+    items: AnySchema = fields.get("items", True)
+    if kind.types == {"array"} and not kind.constraints(*_OF_ARRAYS) and _has_members(items):
+        item = json_in_any_order(f"{pointer}/items", items, parameters, writer, forbidden)
+        return json_list(item, fields.get("minItems", 0), fields.get("maxItems"))
+    own = {key: value for key, value in fields.items() if key not in ANNOTATIONS} or _ANY_TYPE
+    return writer.rule(json_part(own, parameters, forbidden))
+
+
+def _has_members(schema: object) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") in ("object", "array")
+
+
+def _json_object(
+    kind: Kind, parameters: Parameters, writer: GrammarWriter, forbidden: tuple[str, ...]
+) -> str:
+    items = properties(kind, parameters)
+    values = {
+        item.name: json_in_any_order(item.pointer, item.schema, parameters, writer, forbidden)
+        for item in items
+    }
+
+    def member(begin: str, item: Property) -> str:
+        return chain(quoted(f"{begin}{json_text(item.name)}: "), values[item.name])
+
+    members = members_in(Members(items), partial(member, ""), partial(member, ", "), writer)
+    return writer.rule(chain(quoted("{"), members, quoted("}")))
+
+
+def json_list(item: str, least: int = 0, most: int | None = None, comma: str = ", ") -> str:
+    """Return the expression of an array of `least` to `most` items."""
+    if most == 0:
+        return quoted("[]")
+    later = chain(quoted(comma), item)
+    items = chain(item, repeated(later, max(least - 1, 0), None if most is None else most - 1))
+    return chain(quoted("["), repeated(items, min(least, 1), 1), quoted("]"))
 
 
 def json_value(schema: Schema, forbidden: tuple[str, ...] = ()) -> str:
@@ -85,9 +200,9 @@ def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...]
     Raises:
         GrammarError: It refers to another part that is not a definition.
     """
-    definitions = {key: parameters.schema[key] for key in _DEFINITIONS if key in parameters.schema}
     if not _references(schema):
         return json_value(schema, forbidden)
+    definitions = _definitions(parameters)
     for reference in _references([schema, definitions]):
         if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
             raise parameters.error(reference, "is referenced but is not a definition")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
+from backend.errors import GrammarError
 from backend.sampling.grammar.vocabulary import Vocabulary
 
 # Forced tokens may be markers that llguidance 1.9.1 refuses one step later (its issue 366).
@@ -66,11 +67,15 @@ class GrammarWriter:
 
     def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
         """Define a rule whose body may refer to itself, and return its name."""
-        is_new = key not in self._names
-        name = self._name(self._prefix, key)
-        if is_new:
-            self._lines[name] = f"{name}: {body()}"
-        return name
+        if key not in self._names:
+            name = self._name(self._prefix, key)
+            try:
+                self._lines[name] = f"{name}: {body()}"
+            except GrammarError:
+                # Whoever goes on with less defines it again; the name stays taken.
+                self._names[f"{key} {name}"] = self._names.pop(key)
+                raise
+        return self._names[key]
 
     def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
         """Return the grammar that starts with an expression."""

@@ -1,6 +1,7 @@
 """Arguments obey the schema of their tool, in the notation of each kind of family."""
 
 import json
+from itertools import chain, combinations, permutations
 
 import pytest
 from golden import tool_format
@@ -10,7 +11,7 @@ from tool_walks import TinyVocabulary, is_whole
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tool_calls import tool_grammar, writable
-from backend.sampling.grammar.tool_parameters import CallRule, Parameters
+from backend.sampling.grammar.tool_parameters import CallRule, Members, Parameters, Property
 
 VOCABULARY = TinyVocabulary()
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
@@ -73,8 +74,8 @@ CASES = {
     "json object": (
         "hermes_json",
         NESTED,
-        ['{"s": ""}', '{"n": 1, "s": "x", "b": true}'],
-        ["{}", '{"s": "x", "n": 1}', '{"s": "x", "y": 1}'],
+        ['{"s": ""}', '{"n": 1, "s": "x", "b": true}', '{"s": "x", "n": 1}'],
+        ["{}", '{"n": 1}', '{"s": "x", "s": "y"}', '{"s": "x", "y": 1}'],
     ),
     "a reference in a schema with an address": (
         "hermes_json",
@@ -213,7 +214,13 @@ CASES = {
         ["o", "2", ""],
     ),
     "raw constant": ("glm4", {"const": "1"}, ["1"], ["2", ""]),
-    "raw boolean": ("glm4", {"type": "boolean"}, ["true", "false"], ["True", "1", "yes"]),
+    "raw boolean": (
+        "glm4",
+        {"type": "boolean"},
+        ["true", "false", "True", "False"],
+        ["TRUE", "1", "yes", "null"],
+    ),
+    "raw boolean constant": ("glm4", {"const": True}, ["true"], ["True", "false"]),
     "raw object": (
         "glm4",
         NESTED,
@@ -242,8 +249,8 @@ CASES = {
     "quoted nested": (
         "gemma4",
         {"type": "array", "items": NESTED, "maxItems": 2},
-        [f"[{{s:{Q}x{Q}}},{{b:true,n:1,s:{Q}{Q}}}]", "[]"],
-        ["[{n:1}]", f"[{{s:{Q}x{Q},n:1}}]", f"[{{s:{Q}x{Q}}},{{s:{Q}x{Q}}},{{s:{Q}x{Q}}}]"],
+        [f"[{{s:{Q}x{Q}}},{{b:true,n:1,s:{Q}{Q}}}]", f"[{{s:{Q}x{Q},n:1}}]", "[]"],
+        ["[{n:1}]", f"[{{s:{Q}x{Q},n:1,n:2}}]", f"[{{s:{Q}x{Q}}},{{s:{Q}x{Q}}},{{s:{Q}x{Q}}}]"],
     ),
     "quoted choice": (
         "gemma4",
@@ -417,3 +424,89 @@ def test_an_open_tool_takes_any_arguments_in_json():
     )
     compiled = GrammarCompiler(VOCABULARY).compile(allowed)
     assert is_whole(compiled, REPLIES["hermes_json"].replace("VALUE", json.dumps([1])), VOCABULARY)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_members_with_references_come_in_any_order_unless_the_definitions_are_large(count):
+    names = {"enum": [f"{n:060}" for n in range(count)]}
+    definitions = {"d": {"type": "object", "properties": {"x": STRING, "y": names}}}
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d"}, "b": STRING},
+        "$defs": definitions,
+    }
+    rule = tool_grammar(tool_format("hermes_json"), [tool("f", parameters)], ONE_CALL, VOCABULARY)
+    compiled = GrammarCompiler(VOCABULARY).compile(rule)
+    assert len(rule.text) < 3 * len(json.dumps(parameters)) + 2000
+    for order, is_whole_call in (("ab", True), ("ba", count == 1)):
+        values = {"a": {"x": "y"}, "b": "z"}
+        arguments = json.dumps({name: values[name] for name in order})
+        text = REPLIES["hermes_json"].replace('{"a": VALUE}', arguments)
+        assert is_whole(compiled, text, VOCABULARY) is is_whole_call
+
+
+def orders(items):
+    """All sequences of names that members may have, up to one name more than there are."""
+    members, found = Members(items), []
+
+    def walk(left, names):
+        if members.may_end(left):
+            found.append(names)
+        if len(names) <= len(items):
+            for item, after in members.choices(left):
+                walk(after, (*names, item.name))
+
+    walk(members.all_left, ())
+    return found
+
+
+def members_of(required, optional):
+    names = (*required, *optional)
+    return [Property(name, f"#/{name}", True, is_required=name in required) for name in names]
+
+
+@pytest.mark.parametrize(("required", "optional"), [("", ""), ("a", ""), ("ab", "xyz"), ("", "xy")])
+def test_few_members_come_once_each_in_any_order(required, optional):
+    expected = {
+        names
+        for chosen in chain.from_iterable(
+            combinations(optional, count) for count in range(len(optional) + 1)
+        )
+        for names in permutations((*required, *chosen))
+    }
+    found = orders(members_of(required, optional))
+    assert len(found) == len(expected)
+    assert set(found) == expected
+
+
+def test_of_more_members_the_required_ones_come_once_and_no_more_others_than_there_are():
+    found = orders(members_of("ab", "vwxyz"))
+    assert {("a", "z", "b", "v"), ("z", "b", "a"), ("a", "b")} <= {*found}
+    for names in found:
+        assert (names.count("a"), names.count("b")) == (1, 1)
+        assert len(names) <= 7
+
+
+def test_many_required_members_keep_their_order_among_others_in_any():
+    found = Members(members_of("abcdef", "yz"))
+    written = []
+    left = found.all_left
+    for name in "ayzbcdef":
+        item, left = next(each for each in found.choices(left) if each[0].name == name)
+        written.append(item.name)
+    assert found.may_end(left)
+    assert [item.name for item, _ in found.choices(found.all_left) if item.is_required] == ["a"]
+
+
+@pytest.mark.parametrize(("required", "optional"), [(0, 5), (2, 3), (1, 12), (5, 9), (12, 40)])
+def test_no_tool_takes_many_rules(required, optional):
+    names = [f"{n}" for n in range(required + optional)]
+    members = Members(
+        [Property(name, "#", True, is_required=n < required) for n, name in enumerate(names)]
+    )
+    known, waiting = set(), [members.all_left]
+    while waiting:
+        left = waiting.pop()
+        known.add(left)
+        waiting += [after for _, after in members.choices(left) if after not in known]
+    assert len(known) <= 32

@@ -128,6 +128,17 @@ def test_a_wrong_call_is_refused_even_among_text(name, has_tokens, valid, invali
         assert not is_whole(compiled(name, has_tokens, rule), text, vocabulary), text
 
 
+@pytest.mark.parametrize(("name", "has_tokens"), CASES)
+def test_arguments_come_in_any_order(name, has_tokens):
+    """JSON has none, and a host that knows none sorts them by name."""
+    text, vocabulary = FORMATS[name].turned, vocabulary_of(name, has_tokens)
+    for rule in (REQUIRED, AUTO):
+        assert is_whole(compiled(name, has_tokens, rule), text, vocabulary), text
+    [(called, arguments)] = parsed(name, text)[1]
+    expected = list(parsed(name, FORMATS[name].one)[1][0][1].items())
+    assert (called, list(arguments.items())) == ("note_add", expected[::-1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "has_tokens"), CASES)
 @pytest.mark.parametrize("rule", [REQUIRED, AUTO], ids=["required", "auto"])
