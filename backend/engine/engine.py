@@ -173,7 +173,11 @@ class Engine(Generic[HandleT]):
             return self._model.card
 
     async def loaded_model(self, timeout_s: float) -> HandleT | None:
-        """Return the handle of the model; while one is being loaded, wait for it."""
+        """Return the handle of the model; while one is being loaded, wait for it.
+
+        Raises:
+            ShuttingDownError: There is none, and the engine is closing.
+        """
         deadline = time.monotonic() + timeout_s
         while self._model is None and self.load_task is not None:
             left_s = deadline - time.monotonic()
@@ -182,6 +186,8 @@ class Engine(Generic[HandleT]):
             if not done:
                 break
             await asyncio.sleep(0)
+        if self._model is None:
+            self._refuse_when_closing()
         return self._model
 
     async def free(self) -> None:

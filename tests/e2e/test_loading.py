@@ -249,6 +249,19 @@ async def test_another_model_replaces_the_first(tiny_models):
         assert after["mlx_active"] - before["mlx_active"] < before["weights"]
 
 
+async def test_a_request_that_waits_for_a_load_is_told_of_the_shutdown(tiny_models):
+    async with served() as backend:
+        load = asyncio.ensure_future(code_of(backend.load(tiny_models("llama"))))
+        await until(lambda: backend.engine.load_task is not None)
+        waiting = asyncio.ensure_future(
+            code_of(backend.stub.Predict(pb.PredictOptions(Prompt="ba")))
+        )
+        await backend.engine.close(drain_timeout_s=0.0)
+        shut_down = (grpc.StatusCode.UNAVAILABLE, "the backend is shutting down")
+        assert await waiting == shut_down
+        assert (await load)[0] is grpc.StatusCode.CANCELLED
+
+
 async def test_a_load_whose_caller_leaves_can_be_repeated(tiny_models):
     async with served() as backend:
         call = backend.stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("llama"))))
