@@ -76,9 +76,13 @@ def test_a_cut_off_reply_begins_like_the_whole(cases):
         whole = stopped(case)
         part = golden.play(case.spec, [case.text[:length]], FinishReason.LENGTH)
         place = f"{case}, cut off at {length}"
-        assert whole.content.startswith(without_half_a_marker(part.content, case)), place
-        reasoning = without_half_a_marker(part.reasoning, case)
-        assert whole.reasoning.startswith(reasoning) or has_draft(part, whole), place
+        content, reasoning = (
+            without_begun_citations(without_half_a_marker(text, case), case)
+            for text in (part.content, part.reasoning)
+        )
+        assert without_begun_citations(whole.content, case).startswith(content), place
+        thought = without_begun_citations(whole.reasoning, case)
+        assert thought.startswith(reasoning) or has_draft(part, whole), place
         calls = zip(part.tool_calls, whole.tool_calls, strict=False)
         assert all(is_beginning(call, of=complete) for call, complete in calls), place
 
@@ -160,11 +164,19 @@ def without_half_a_marker(text, case):
     family = case.spec.format
     names = case.spec.tools if family.tools.name_lead else ()
     leads = (*family.tools.leads, *(f"{name}{family.tools.name_lead}" for name in names))
-    markers = [*family.markers, *leads]
+    cited = family.tools.citations
+    tags = (cited.begin, cited.end) if cited else ()
+    markers = [*family.markers, *leads, *tags]
     for start in range(max(0, len(text) - 40), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):
             return text[:start].rstrip()
     return text
+
+
+def without_begun_citations(text, case):
+    """What a citation begins with is left out when it may be one, whose end never comes."""
+    cited = case.spec.format.tools.citations
+    return text.replace(f"{cited.begin}>", "") if cited else text
 
 
 def has_draft(part, whole):
