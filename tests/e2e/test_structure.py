@@ -243,6 +243,22 @@ async def test_a_call_of_the_models_own_choice_is_valid_unless_that_is_switched_
         assert all(map(is_call, calls))
 
 
+async def with_one_call(stub, choices, **fields):
+    """Ask for one call by each of some choices, all at once, with the seeds from 1 on."""
+    requests = [
+        chat(
+            [user("ba be bi")],
+            ToolChoice=choice,
+            Temperature=1.0,
+            Seed=seed,
+            Metadata={"parallel_tool_calls": "false"},
+            **fields,
+        )
+        for seed, choice in enumerate(choices, 1)
+    ]
+    return await asyncio.gather(*(stream(stub, request) for request in requests))
+
+
 @pytest.mark.parametrize("name", [tools.name for tools in TOOL_FORMATS if tools.frames])
 @pytest.mark.one_in(6)
 async def test_required_calls_are_valid_in_every_format(tiny_models, name):
@@ -251,19 +267,8 @@ async def test_required_calls_are_valid_in_every_format(tiny_models, name):
     reasoning = name if name in {"kimi_k3", "inkling"} else "none"
     options = [f"tool_parser!:{name}", f"reasoning_parser:{reasoning}"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
-        requests = [
-            chat(
-                [user("ba be bi")],
-                tools=TOOLS,
-                ToolChoice="required" if seed % 2 else json.dumps(NOTE_ADD),
-                Tokens=400,
-                Temperature=1.0,
-                Seed=seed,
-                Metadata={"parallel_tool_calls": "false"},
-            )
-            for seed in range(1, 9)
-        ]
-        replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+        choices = [json.dumps(NOTE_ADD) if seed % 2 == 0 else "required" for seed in range(1, 9)]
+        replies = await with_one_call(backend.stub, choices, tools=TOOLS, Tokens=400)
     whole = [(seed, r) for seed, r in enumerate(replies, 1) if r.last.tokens < 400]
     assert len(whole) > 3
     for seed, reply in whole:
@@ -281,19 +286,7 @@ async def test_an_argument_is_not_lost_because_of_its_place_in_the_schema(tiny_m
     tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
     options = [f"tool_parser!:{parser}", "reasoning_parser:none"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
-        requests = [
-            chat(
-                [user("ba be bi")],
-                tools=tools,
-                ToolChoice="required",
-                Tokens=200,
-                Temperature=1.0,
-                Seed=seed,
-                Metadata={"parallel_tool_calls": "false"},
-            )
-            for seed in range(1, 13)
-        ]
-        replies = await asyncio.gather(*(stream(backend.stub, request) for request in requests))
+        replies = await with_one_call(backend.stub, ["required"] * 12, tools=tools, Tokens=200)
     whole = [call for reply in replies if reply.last.tokens < 200 for call in reply.calls.values()]
     assert len(whole) > 6
     orders = {tuple(json.loads(call["arguments"])) for call in whole}
