@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from common import log as logs
 from common.address import AddressError
 from common.directories import state_directory, temporary_directory
 from common.machine_memory import LASTING, share_heaps
+from common.openblas import suited_kernels
 from common.options import ADDRESS_SYNONYMS, described, unknown_options
 from common.process import (
     StopRequest,
@@ -56,7 +57,7 @@ FINDINGS_VARIABLE = "MLX_BACKEND_FINDINGS"
 FINDINGS_NAME = "findings.json"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 
-# No engine process could load the model again.
+# No engine process could load the model again, or the server accepts no calls.
 EXIT_BROKEN = 3
 
 TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -80,6 +81,8 @@ def main() -> int:
         return 1
     # That of the missing PyTorch, which nothing here needs; child processes inherit it.
     os.environ.setdefault(ADVICE_VARIABLE, "1")
+    for name, value in suited_kernels().items():
+        os.environ.setdefault(name, value)
     _use_own_temporary_directory(os.environ)
     config = server_config(sys.argv[1:], os.environ)
     # Not for child processes: they have another parent, and no need for secrets.
@@ -98,7 +101,7 @@ def main() -> int:
 
 
 async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
-    """Serve until a signal, or until the engine has failed for good; then let requests finish.
+    """Serve until a signal, or until nothing can be served any more; then let requests finish.
 
     Args:
         config: Of the process.
@@ -126,9 +129,12 @@ async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
             engine.prepare()
             LASTING.leave_out_at_once()
             code = await _exit_code(
-                asyncio.create_task(stop_request.wait()),
-                asyncio.create_task(engine.wait_until_broken()),
-                asyncio.create_task(_model_failed(config, bound)),
+                [
+                    (stop_request.wait(), 0),
+                    (_model_failed(config, bound), 1),
+                    (engine.wait_until_broken(), EXIT_BROKEN),
+                    (server.deaf.wait(), EXIT_BROKEN),
+                ]
             )
         finally:
             await server.stop()
@@ -157,11 +163,9 @@ def _engine_and_services(
     return engine, Services(config, engine, download_environment)
 
 
-async def _exit_code(
-    stopped: asyncio.Task[None], broken: asyncio.Task[None], model_failed: asyncio.Task[None]
-) -> int:
-    """Wait for the first of three ends, and return its exit code."""
-    codes = {stopped: 0, model_failed: 1, broken: EXIT_BROKEN}
+async def _exit_code(ends: Sequence[tuple[Coroutine[object, None, object], int]]) -> int:
+    """Wait for the first of several ends, and return its exit code."""
+    codes = {asyncio.create_task(end): code for end, code in ends}
     await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
     code = next(code for task, code in codes.items() if task.done())
     for task in codes:

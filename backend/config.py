@@ -11,7 +11,8 @@ DEFAULT_MAX_SLOTS = 16
 MAX_SLOTS = 1024
 MESSAGE_LIMIT_BYTES = 50 * 1024 * 1024
 MAX_PENDING_CALLS = 2**17  # that have reached gRPC, and not yet the event loop
-MAX_STREAMS = 1024  # calls of one connection
+# Calls of one connection. The headers of each may take 1 MB, as gRPC reads them.
+MAX_STREAMS, MAX_METADATA = 256, 64
 # At most a half of the descriptors that the process may have: files and children need some.
 MAX_CONNECTIONS = 1024
 # Requests that arrive in part keep their bytes. So many may take longer than the first time, in
@@ -48,6 +49,8 @@ MAX_JSON_CHARS = 4 * 2**20
 MAX_JSON_DEPTH = 128
 # Of a checkpoint's files; its libraries fail at a little more.
 MAX_CHECKPOINT_JSON_DEPTH = 100
+# Nobody else is served while they are parsed; the first kind takes longer.
+MAX_CHECKPOINT_JSON_CONTAINERS, MAX_CHECKPOINT_JSON_VALUES = 2**17, 2**20
 MAX_GRAMMAR_BYTES = 256 * 1024
 # For one compilation, in processor time; and for all of the work on one grammar.
 MAX_COMPILE_S, MAX_COMPILE_MEMORY_BYTES = 0.9, 2**30
@@ -103,6 +106,9 @@ UNTOLD_MEMORY_SHARE = 0.5
 # The longest pass where the system ends a process whose work keeps the GPU: macOS does after a few
 # seconds. Passes get slower as the context grows, so they aim at a share of it.
 METAL_PASS_S, AIMED_PASS_SHARE = 1.0, 0.5
+# How many times as long a chunk of a prompt may take while no row decodes. Each has a fixed cost,
+# 0.3 s of a CPU with 135M parameters, where 2.2 ms are those of a token.
+PREFILL_ALONE_PAUSES = 3
 # Stored KV that is copied in one go, and of each loss of an engine over a request, how many times
 # smaller its pieces and passes are in the next.
 COPY_PIECE_BYTES, CUT_PER_LOSS = 2**30, 4
@@ -117,6 +123,8 @@ PREPARED_MEDIA_BYTES = 64 * 2**20
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 DECODING_THREADS = 1  # protobuf holds the GIL
 LIGHT_WORK_BYTES = 32 * 1024
+# Of work of many parts, how long it keeps a thread before others have it.
+WORK_TURN_S = 0.005
 # How long a thread of the server keeps the event loop waiting: a tenth of Python's own time.
 SWITCH_INTERVAL_S = 0.0005
 # Maximum requests of a kind that wait for their threads, and their total size.

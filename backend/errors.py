@@ -54,6 +54,15 @@ class InvalidRequestError(BackendError):
 class ContextLengthError(InvalidRequestError):
     """The prompt leaves no room in the context; the message holds both numbers."""
 
+    @classmethod
+    def beyond(cls, field: str, problem: str, limit: int) -> Self:
+        """Return the error in the words by which agents know that they must shorten a prompt.
+
+        litellm looks for the maximum context length, OpenHands for the request to reduce.
+        """
+        words = f"this model's maximum context length is {limit} tokens"
+        return cls(field, f"{problem}: {words}, please reduce the length of the input")
+
 
 class GrammarError(InvalidRequestError):
     """A grammar or a JSON schema is malformed, too large, or cannot be enforced."""

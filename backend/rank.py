@@ -130,10 +130,9 @@ def _leave_signals_to_server() -> None:
 
 
 def refuse(server: "Channel", error: BackendError) -> NoReturn:
-    """Answer the next load with an error, and end."""
+    """Answer with an error instead of a model, and end."""
     from backend.engine.messages.protocol import Failed, Failure
 
-    server.receive()
     server.send(Failed(Failure.of(error)))
     sys.exit(1)
 

@@ -179,8 +179,7 @@ def temporary_directory(state: Path) -> Path:
     """
     kept = state / "tmp"
     try:
-        _require_safe_parents(kept)
-        os.close(_opened(kept))
+        make_private(kept)
         if os.access(kept, os.W_OK):
             return kept
         problem: object = f"{kept} cannot be written to"
@@ -190,6 +189,16 @@ def temporary_directory(state: Path) -> Path:
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     log.info("compiled kernels are not kept for later loads: %s", problem)
     return own
+
+
+def make_private(path: Path) -> None:
+    """Have a directory that no other user can write to or replace; missing parents are created.
+
+    Raises:
+        OSError: Others can, or it cannot be created.
+    """
+    _require_safe_parents(path)
+    os.close(_opened(path))
 
 
 def _require_safe_parents(path: Path) -> None:

@@ -251,6 +251,7 @@ class HelperPool(Generic[_ProcessT]):
         self._grace_s = grace_s
         self._retries_ended = retries_ended
         self._room = threading.Semaphore(count)
+        self._replacing = threading.Lock()
 
     def run(
         self,
@@ -321,24 +322,23 @@ class HelperPool(Generic[_ProcessT]):
 
     def _replace_once_ended(self, process: _ProcessT, start: Callable[[], _ProcessT]) -> None:
         process.await_end()
-        try:
-            self.idle.remove(process)
-        except ValueError:
-            # It has a job, which starts another, or the pool has killed it.
-            return
-        process.kill()
-        with suppress(ProcessEndedError):
-            self._keep(_started(start))
+        # A job that comes meanwhile waits for the successor, and starts none of its own.
+        with self._replacing:
+            try:
+                self.idle.remove(process)
+            except ValueError:
+                # It has a job, which starts another, or the pool has killed it.
+                return
+            process.kill()
+            with suppress(ProcessEndedError):
+                self._keep(_started(start))
 
     def _idle_one(self) -> _ProcessT | None:
-        while True:
-            try:
-                process = self.idle.pop()
-            except IndexError:
-                return None
-            if process.is_alive:
-                return process
-            process.kill()
+        with self._replacing, suppress(IndexError):
+            while not (process := self.idle.pop()).is_alive:
+                process.kill()
+            return process
+        return None
 
 
 def _started(start: Callable[[], _ProcessT]) -> _ProcessT:

@@ -1,13 +1,14 @@
 """An engine process with a fault, to test recovery: a pass over some token ends it, or worse.
 
-The fault is in the environment, as `kind:token`. Run without arguments of a rank, this is a server
-whose engines have it.
+The fault is in the environment, as `kind:token`; with `load:rank` a rank dies as it loads. Run
+without arguments of a rank, this is a server whose engines have it.
 """
 
 import os
 import runpy
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _DEVICE = "device"
 _EXIT = "exit"
 _ON_SIGNAL = "usr1"
 _WATCHDOG = "watchdog"
+_LOAD = "load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,12 @@ def have_engines_fail() -> None:
     processes.BOOT = FAULTY_BOOT
 
 
-def install(text: str) -> None:
-    """Build a fault into the models that this process loads.
+def install(text: str, arguments: Sequence[str]) -> None:
+    """Build a fault into the models that this process loads, if it is the rank that has it.
 
     Args:
-        text: `kind:token`.
+        text: `kind:token` for the first rank, or `load:rank`.
+        arguments: Of this rank.
 
     Raises:
         ValueError: It is something else.
@@ -73,6 +76,12 @@ def install(text: str) -> None:
     from backend.engine.distributed import linking as shard
 
     kind, _, token = text.partition(":")
+    rank = arguments[arguments.index("--rank") + 1] if "--rank" in arguments else "0"
+    if rank != (token if kind == _LOAD else "0"):
+        return
+    if kind == _LOAD:
+        shard.load = lambda *_given, **_options: os.kill(os.getpid(), signal.SIGKILL)
+        return
     if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL, _WATCHDOG):
         raise ValueError(f"{text!r} is no fault: try segv:7")
     fault, load = InjectedFault(kind, int(token) if token else None), shard.load
@@ -81,12 +90,11 @@ def install(text: str) -> None:
 
 def main() -> None:
     """Be a rank, the first one of a group with the fault, or else a server with such engines."""
+    have_engines_fail()
     if "--parent" not in sys.argv:
-        have_engines_fail()
         runpy.run_module("backend", run_name="__main__", alter_sys=True)
         return
-    if "--server-fd" in sys.argv:
-        install(os.environ[VARIABLE])
+    install(os.environ[VARIABLE], sys.argv)
     runpy.run_module("backend.rank", run_name="__main__", alter_sys=True)
 
 

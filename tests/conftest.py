@@ -96,13 +96,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+# A run of so many tests has an engine in every worker, sooner or later.
+MANY_TESTS = 2000
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nursery(
+    request: pytest.FixtureRequest,
     state_directory: Path,  # noqa: ARG001 (set in the environment)
     shared_directory: Path,
 ) -> Iterator[Nursery]:
     """Engines that need not import anything, unless a test starts a backend of its own."""
-    with forked_engines() as nursery, pytest.MonkeyPatch.context() as patch:
+    at_once = len(request.session.items) >= MANY_TESTS
+    with forked_engines(at_once=at_once) as nursery, pytest.MonkeyPatch.context() as patch:
         # Later engines of the run take over what earlier ones found of models.
         file = shared_directory / "findings.json"
         patch.setenv("MLX_BACKEND_FINDINGS", str(file))

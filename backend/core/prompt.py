@@ -15,6 +15,8 @@ from backend.config import MAX_AUDIO_BYTES, MAX_IMAGE_BYTES, MAX_VIDEO_BYTES
 # Marks the position of a medium in text that the host composed.
 MEDIA_MARKER = "<__media__>"
 
+RESULT_ROLES = frozenset({"tool", "function"})
+
 
 class MediaKind(Enum):
     """The kind of a medium."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from backend.cpu.tokenwise import GELU, SILU, UPSTREAM, open_gates
 from backend.model.checkpoint.upstream import reroute
 
 # Of fewer, the calls of MLX's functions take longer than they save.
@@ -107,7 +108,7 @@ class _Layers:
 
     def __init__(self, nn: ModuleType) -> None:
         self._nn = nn
-        self.gelu_approx = _routed(_gelu)(nn.gelu_approx)
+        self.gelu_approx = _routed(GELU, _gelu)(nn.gelu_approx)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever the module has)
         return getattr(self._nn, name)
@@ -126,12 +127,19 @@ def _gelu(gate: mx.array) -> mx.array:
     return gate * sigmoid(slope)
 
 
-def _routed(compute: Activation) -> Callable[[Activation], Activation]:
-    """Return a function from upstream's to one that computes many numbers with `compute`."""
+def _routed(kind: int, compute: Activation) -> Callable[[Activation], Activation]:
+    """Return a function from upstream's to one that computes here.
+
+    Args:
+        kind: The activation as the kernel knows it.
+        compute: Computes many numbers without the kernel.
+    """
 
     def route(upstream: Activation) -> Activation:
         @wraps(upstream)
         def activation(gate: mx.array, *x: mx.array) -> mx.array:
+            if UPSTREAM and (opened := open_gates(kind, gate, *x)) is not None:
+                return opened
             if gate.size < LEAST_NUMBERS or not pays(gate.size, gate.dtype):
                 return upstream(gate, *x)
             if gate.size <= MOST_NUMBERS or any(other.shape != gate.shape for other in x):
@@ -155,4 +163,4 @@ def _in_pieces(compute: Activation, *arrays: mx.array) -> mx.array:
     return mx.concatenate(pieces).reshape(shape)
 
 
-_ROUTES = {"swiglu": _routed(_swiglu), "geglu": _routed(_geglu)}
+_ROUTES = {"swiglu": _routed(SILU, _swiglu), "geglu": _routed(GELU, _geglu)}

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from backend.config import CPU_COMPILES_FROM
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
+from backend.cpu.kernels import kernels
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
-from backend.cpu.whole_attention import attend_part, attend_quantised, attend_whole, spread
+from backend.cpu.shared_work import spread
+from backend.cpu.whole_attention import attend_part, attend_quantised, attend_whole
 from backend.model import cuda
 from backend.model.checkpoint.upstream import Network
 from backend.model.device import DEVICE, Device
@@ -98,3 +100,5 @@ def _prepare(
     )
     if _HAS_SLOW_EXPONENTIALS:
         prepare_gates()
+        # A load may wait for the compiler, and no request does.
+        kernels()

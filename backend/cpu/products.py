@@ -8,17 +8,20 @@ weights itself, on one thread; the latter take 8 (bfloat16) or 35 times (float16
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
 from backend.config import DEQUANTISED_MEMORY_SHARE, FLOAT32_MEMORY_SHARE, FLOAT32_MIN_BYTES
-from backend.cpu.quantised_products import is_available, knows, multiply
+from backend.cpu.kernels import kernels
+from backend.cpu.stored_products import WIDENED, knows, multiply, stored_form
+from backend.cpu.tokenwise import prepare_tokenwise
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast_weights, memory_bytes
+from backend.model.checkpoint.weights import STORED, cast_weights, memory_bytes
 from common import openblas
 from common.openblas import has_openblas
 from common.process import usable_cores
@@ -34,6 +37,8 @@ TRIED_STEPS = 8
 _MOST_LOST = 0.5
 # Steps between trials; twice as many after each that changes nothing.
 FIRST_REST, LONGEST_REST = 16, 2048
+
+Stored: TypeAlias = Mapping[str, mx.array]
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +156,7 @@ def choose_threads(limit: int | None) -> ProductThreads | None:
     """
     if not openblas.has_openblas() or openblas.threads() > 1:
         return None
+    log.info("OpenBLAS multiplies with its kernels for %s", openblas.kernel_name())
     cores = usable_cores()
     return ProductThreads(min(cores, limit) if limit else cores)
 
@@ -212,21 +218,69 @@ def prepare_products(
         return
     enough = FLOAT32_MIN_BYTES if least_bytes is None else least_bytes
     is_large = _size(network) >= enough
+    computes = is_large and not has_gradients and kernels() is not None
     if not keeps_type and is_large:
-        layers = _quantised_layers(network) if dequantises else []
+        # Passes of single tokens are rare where they are not what is to be noticed.
+        stored = _stored(network) if computes and least_bytes is None else []
         # One line says what becomes of the weights: of quantised ones, the first.
-        (_dequantise if layers else _widen)(network)
-    has_kernel = is_large and not has_gradients and _has_work_for_kernel(network)
+        if dequantises and _quantised_layers(network):
+            _dequantise(network)
+            _keep_beside(network, stored, DEQUANTISED_MEMORY_SHARE)
+        else:
+            _widen(network)
+            _keep_beside(network, stored, FLOAT32_MEMORY_SHARE)
+    has_kernel = computes and _has_work_for_kernel(network)
+    if has_kernel or any(STORED in module for module in network.modules()):
+        prepare_tokenwise()
     for module in network.modules():
         # Not those of subclasses, which compute something else.
         if replacement := _REPLACEMENTS[has_kernel].get(type(module)):
             module.__class__ = replacement
 
 
+def _stored(network: Network) -> list[tuple[Network, Stored]]:
+    """Return the layers that decode tokens, with the weights that the kernel can read."""
+    decoder: Any = getattr(network, "language_model", network)
+    matrices = [module for module in decoder.modules() if type(module) in {*_PLAIN, *_BESIDE}]
+    outputs = {module.weight.shape[0] for module in matrices if not _is_embedding(module)}
+    return [
+        (module, form)
+        for module in matrices
+        # Some other layer is the last one, and an embedding that it is not multiplies nothing.
+        if not (_is_embedding(module) and module.weight.shape[0] in outputs)
+        and (form := stored_form(module))
+    ]
+
+
+def _is_embedding(module: Network) -> bool:
+    return isinstance(module, (nn.Embedding, nn.QuantizedEmbedding))
+
+
+def _keep_beside(network: Network, stored: Sequence[tuple[Network, Stored]], share: float) -> None:
+    """Keep the weights of layers that became float32 also as they were stored, if all fit.
+
+    Args:
+        share: Of the memory, for all weights.
+    """
+    became = [
+        (module, form)
+        for module, form in stored
+        if type(module) in _BESIDE and module["weight"].dtype == mx.float32
+    ]
+    size = sum(array.nbytes for _, form in became for array in form.values())
+    if not became or _size(network) + size > share * memory_bytes():
+        return
+    for module, form in became:
+        setattr(module, STORED, form)
+        # Not as an array of the module, which has it already.
+        module.__dict__[WIDENED] = module["weight"]
+        module.__class__ = _BESIDE[type(module)]
+    log.info("beside float32 they are kept as stored, %.2f GB, for a few tokens", size / _GB)
+
+
 def _has_work_for_kernel(network: Network) -> bool:
-    """Tell whether our kernel works here and knows some layers that stayed quantised."""
-    known = (type(module) in _PLAIN and knows(module) for module in network.modules())
-    return any(known) and is_available()
+    """Tell whether our kernel knows some layers that stayed quantised."""
+    return any(type(module) in _PLAIN and knows(module) for module in network.modules())
 
 
 def _quantised_layers(network: Network) -> list[tuple[Network, type[nn.Module]]]:
@@ -345,8 +399,8 @@ class _QuantizedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         return dequantised_product(self, inputs)
 
 
-class _KernelLinear(_QuantizedLinear):
-    """Multiplies by our kernel, which has no gradient."""
+class _ByKernel(nn.Module):  # type: ignore[misc]
+    """A layer that multiplies by our kernel if that knows how; it has no gradient."""
 
     def __call__(self, inputs: mx.array) -> mx.array:
         if (outputs := multiply(self, inputs)) is None:
@@ -354,14 +408,31 @@ class _KernelLinear(_QuantizedLinear):
         return outputs + self["bias"] if "bias" in self else outputs
 
 
-class _KernelEmbedding(_QuantizedEmbedding):
-    """Multiplies by our kernel, which has no gradient, as the last layer."""
+class _HeadByKernel(nn.Module):  # type: ignore[misc]
+    """An embedding that multiplies by our kernel as the last layer, if that knows how."""
 
     def as_linear(self, inputs: mx.array) -> mx.array:
         outputs = multiply(self, inputs)
         return super().as_linear(inputs) if outputs is None else outputs
 
 
+class _KernelLinear(_ByKernel, _QuantizedLinear):
+    """Its weights stayed quantised."""
+
+
+class _KernelEmbedding(_HeadByKernel, _QuantizedEmbedding):
+    """Its weights stayed quantised."""
+
+
+class _LinearBeside(_ByKernel, nn.Linear):  # type: ignore[misc]
+    """Its weights are float32, with stored ones beside."""
+
+
+class _EmbeddingBeside(_HeadByKernel, nn.Embedding):  # type: ignore[misc]
+    """Its weights are float32, with stored ones beside."""
+
+
+_BESIDE = {nn.Linear: _LinearBeside, nn.Embedding: _EmbeddingBeside}
 _PLAIN = {nn.QuantizedLinear: nn.Linear, nn.QuantizedEmbedding: nn.Embedding}
 # By whether our kernel computes them.
 _REPLACEMENTS = {

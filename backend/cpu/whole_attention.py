@@ -6,21 +6,21 @@ blocks stay in a core's cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from backend.cpu.attention_kernel import MOST_QUERIES, Stored, attend
 from backend.cpu.exponentials import pays
+from backend.cpu.kernels import kernels
+from backend.cpu.shared_work import product_threads, spread, work_threads
 from backend.engine.kv.layer import merged, over_own
 from backend.model.device import is_for_all_heads
-from common import openblas
-from common.process import usable_cores
 
 # Computed at once: 1 MiB, which a core's cache holds.
 PIECE_SCORES = 2**18
@@ -31,14 +31,12 @@ LEAST_QUERIES = 16
 ROWS, COLUMNS = 384, 512
 # Of fewer queries, so many scores are worth it. Then the scores of a tile, its positions at least
 # and at most, and the number of tiles from which threads share evenly.
-LEAST_TILED, LEAST_QUANTISED = 2**15, 2**12
+LEAST_TILED, LEAST_QUANTISED, LEAST_OF_KERNEL = 2**15, 2**12, 2**11
 LEAST_TILE_SCORES = 2**12
 TILE_SCORES, LEAST_POSITIONS, MOST_POSITIONS, TILES_PER_THREAD = 2**16, 256, 2048, 3
 _CAUSAL = "causal"
 _MATRIX, _ALL_AXES = 2, 4
 
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 Numbers: TypeAlias = npt.NDArray[Any]
 """Of float32."""
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -58,25 +56,39 @@ def attend_whole(
     """Return the attention, as `mx.fast.scaled_dot_product_attention` does."""
     rows, heads, width, _ = queries.shape
     scores = rows * heads * width * keys.shape[2]
-    if not pays(scores, queries.dtype) or not _selects(mask):
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=scale, mask=mask, sinks=sinks
-        )
     terms: dict[str, Any] = {"scale": scale, "mask": mask, "sinks": sinks}
     is_wide = width >= LEAST_QUERIES
-    is_long = scores >= (LEAST_SCORES if is_wide else LEAST_TILED)
-    if is_long and _is_computed(queries, keys, values, sinks, mask):
+    is_long = scores >= LEAST_SCORES if is_wide else _are_worth_tiles(queries, keys, LEAST_TILED)
+    if is_long and _selects(mask) and _is_computed(queries, keys, values, sinks, mask):
         compute = partial(in_blocks if is_wide else in_tiles, **terms)
         return _with_gradient(compute, terms)(queries, keys, values)
+    if not pays(scores, queries.dtype) or not _selects(mask):
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, **terms)
     return _in_pieces(queries, keys, values, **terms)
+
+
+def _are_worth_tiles(queries: mx.array, keys: mx.array, least: int) -> bool:
+    """Tell whether to compute the scores of a few queries here: fewer if the kernel does it.
+
+    Args:
+        queries: [rows, heads, width, head width].
+        keys: [rows or 1, kv heads, positions, any].
+        least: Scores that are worth it without the kernel.
+    """
+    rows, heads, width, _ = queries.shape
+    key_rows, kv_heads, positions, _ = keys.shape
+    scores = rows * heads * width * positions
+    if scores >= least or scores < LEAST_OF_KERNEL:
+        return bool(scores >= least)
+    of_head = rows // key_rows * (heads // kv_heads) * width
+    return bool(of_head <= MOST_QUERIES) and kernels() is not None
 
 
 def attend_part(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
 ) -> tuple[mx.array, mx.array, mx.array] | None:
     """Attend to some of the keys that rows see, as `Device.attend_part` describes."""
-    rows, heads, width, _ = queries.shape
-    is_long = rows * heads * width * keys.shape[2] >= LEAST_TILED
+    is_long = _are_worth_tiles(queries, keys, LEAST_TILED)
     if not is_long or not _is_computed(queries, keys, values, mask):
         return None
     tiles = _Tiles.of(queries, _Plain.of(keys), _Plain.of(values), scale, mask)
@@ -93,9 +105,8 @@ def attend_quantised(
     bits: int,
 ) -> mx.array | None:
     """Return the attention to quantised keys, as `Device.attend_quantised` describes."""
-    rows, heads, width, _ = queries.shape
-    is_known = bits in _PER_BYTE and width < LEAST_QUERIES and _selects(mask)
-    is_long = rows * heads * width * keys[0].shape[2] >= LEAST_QUANTISED
+    is_known = bits in _PER_BYTE and queries.shape[2] < LEAST_QUERIES and _selects(mask)
+    is_long = _are_worth_tiles(queries, keys[0], LEAST_QUANTISED)
     scales = (*keys[1:], *values[1:])
     if not (is_known and is_long and _is_computed(queries, *scales, keys[0], values[0], mask)):
         return None
@@ -202,26 +213,8 @@ def in_blocks(
             output[row, own, start:stop] = block
 
     count = product_threads()
-    list(block_threads().map(compute, (blocks[place::count] for place in range(count))))
+    list(work_threads().map(compute, (blocks[place::count] for place in range(count))))
     return mx.array(output)
-
-
-def product_threads() -> int:
-    """Return the number of threads for a matrix product, and thus for what is computed here."""
-    return openblas.threads() if openblas.has_openblas() else 1
-
-
-def spread(compute: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """Compute some items, on several threads if products have them."""
-    if product_threads() == 1 or len(items) == 1:
-        return list(map(compute, items))
-    return list(block_threads().map(compute, items))
-
-
-@cache
-def block_threads() -> ThreadPoolExecutor:
-    """The threads that compute blocks, one per usable core."""
-    return ThreadPoolExecutor(usable_cores(), thread_name_prefix="attention")
 
 
 def attend_block(
@@ -338,6 +331,10 @@ class _Stored(Protocol):
     def shape(self) -> tuple[int, ...]:
         """Their shape."""
 
+    @property
+    def stored(self) -> Stored:
+        """Their arrays."""
+
     def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
         """Return the products of queries [..., N, width] and keys [..., N, positions]."""
 
@@ -359,6 +356,10 @@ class _Plain:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.numbers.shape
+
+    @property
+    def stored(self) -> Stored:
+        return Stored([self.numbers], self.shape[-1])
 
     def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
         return queries @ self.numbers[place][:, :, column].swapaxes(-1, -2)
@@ -401,6 +402,11 @@ class _Packed:
     def shape(self) -> tuple[int, ...]:
         *shape, count = self.words.shape
         return (*shape, count * self.per_byte)
+
+    @property
+    def stored(self) -> Stored:
+        arrays = [self.words, self.scales, self.biases]
+        return Stored(arrays, self.shape[-1], 8 // self.per_byte)
 
     def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
         total: Numbers | None = None
@@ -482,19 +488,26 @@ class _Tiles:
 
     def partial(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return weighted values, the largest scores and the sums of weights, as of a `Partial`."""
+        (_, heads, width), stored = self.given, (self.keys.stored, self.values.stored)
+        repeats = heads // self.queries.shape[1]
+        found = attend(self.queries, *stored, self.hidden, repeats=repeats, per_owner=width)
+        weighted, top, total = map(self._by_row, _joined(*(found or self._in_numpy())))
+        return weighted, top, total
+
+    def _in_numpy(self) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the same for each column, [columns, key rows, kv heads, N, n]."""
         columns, places = self._cut()
         shape = (len(columns), *self.queries.shape[:3])
         widths = (self.values.shape[-1], 1, 1)
-        found = [np.empty((*shape, width), np.float32) for width in widths]
+        weighted, top, total = (np.empty((*shape, width), np.float32) for width in widths)
 
         def compute(tile: tuple[int, _Place]) -> None:
             column, place = tile
             parts = self._attended(place, columns[column])
-            for array, part in zip(found, parts, strict=True):
+            for array, part in zip((weighted, top, total), parts, strict=True):
                 array[column][place] = part
 
         spread(compute, list(product(range(len(columns)), places)))
-        weighted, top, total = map(self._by_row, _joined(*found))
         return weighted, top, total
 
     def _cut(self) -> tuple[list[slice], list[_Place]]:

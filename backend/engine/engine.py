@@ -15,6 +15,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import PreparedMedium
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import Steps
+from backend.engine.distributed.topology import require_parts
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Expect,
@@ -35,8 +36,8 @@ from backend.errors import (
     ShuttingDownError,
     UnreadableTokenizerError,
 )
-from backend.model.checkpoint.config_file import draft_options
-from backend.model.checkpoint.gate import require_loadable
+from backend.model.checkpoint.config_file import draft_options, read_config
+from backend.model.checkpoint.gate import named_draft, require_loadable, require_possible
 from backend.model.checkpoint.hub import locate, rooted
 from backend.model.loaded import LoadedModel
 from common.process import in_own_thread
@@ -103,6 +104,9 @@ class Engine(Generic[HandleT]):
         self._note_fault: Callable[[], None] = lambda: None
         self._has_prepared = False
         self._loads = asyncio.Lock()
+        # Each check parses files, and so takes the interpreter for moments.
+        self._checks = asyncio.Lock()
+        self._frees = 0
         self.load_task: asyncio.Task[HandleT] | None = None
         self._has_failed_load = False
         self._is_closing = False
@@ -144,14 +148,21 @@ class Engine(Generic[HandleT]):
         """Replace the loaded model; cancelling this cancels the load.
 
         Loads run one after another. Loading the same model again changes nothing. A load that
-        its files and options show to be impossible leaves the previous model serving; after a
-        later failure the previous one is loaded again, if possible.
+        its files and options show to be impossible waits for no other, and leaves the previous
+        model serving; after a later failure the previous one is loaded again, if possible.
 
         Raises:
             LoadError: The model could not be loaded; the message gives the reason.
         """
+        frees = self._frees
+        if self._loads.locked():
+            # In its turn it is checked again: its files may have changed.
+            async with self._checks:
+                await in_own_thread(require_possible, options)
         async with self._loads:
             self._refuse_when_closing()
+            if frees != self._frees:
+                raise _load_was_ended()
             if self._is_loaded(options) and self._model is not None:
                 return self._model.card
             self.load_task = asyncio.create_task(self._load(options))
@@ -165,7 +176,7 @@ class Engine(Generic[HandleT]):
                         # It may have just been loaded.
                         await self._supervisor.end(RequestCancelledError("the load was cancelled"))
                     raise
-                raise LoadCancelledError("the load was ended by Free or by shutdown") from None
+                raise _load_was_ended() from None
             finally:
                 self.load_task = None
                 self._has_failed_load = self._model is None
@@ -191,7 +202,8 @@ class Engine(Generic[HandleT]):
         return self._model
 
     async def free(self) -> None:
-        """End a running load and all requests, and with the process all of its memory."""
+        """End all loads and requests, and with the process all of its memory."""
+        self._frees += 1
         if self.load_task is not None:
             self.load_task.cancel()
         # A load that has just ended may not be recorded yet.
@@ -307,10 +319,12 @@ class Engine(Generic[HandleT]):
     async def _load(self, options: ModelOptions) -> HandleT:
         directory = (await self._locate(options)).absolute()
         own = await self._with_draft(rooted(options))
-        await in_own_thread(require_loadable, own, directory)
+        await in_own_thread(_require_loadable, own, directory)
         text = asyncio.create_task(in_own_thread(read_text_part, own, directory))
         previous = self._served
         try:
+            if own.environment:
+                await self._supervisor.prepare_with(dict(own.environment))
             if self._model is not None:
                 # It goes on serving until the tokenizer of the next one has been read.
                 await text
@@ -370,10 +384,8 @@ class Engine(Generic[HandleT]):
         draft = draft_options(options)
         if draft is None:
             return replace(options, tuning=options.tuning.updated(draft_model=None))
-        try:
+        with named_draft():
             directory = (await self._locate(draft)).absolute()
-        except LoadError as error:
-            raise type(error)(f"draft_model: {error}") from error
         return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
     def _is_loaded(self, options: ModelOptions) -> bool:
@@ -400,6 +412,15 @@ class Engine(Generic[HandleT]):
             return EngineState.BUSY
         is_broken = bool(self._fault) or self._has_failed_load
         return EngineState.ERROR if is_broken else EngineState.UNINITIALIZED
+
+
+def _require_loadable(options: ModelOptions, directory: Path) -> None:
+    require_loadable(options, directory)
+    require_parts(options.tuning, read_config(directory))
+
+
+def _load_was_ended() -> LoadCancelledError:
+    return LoadCancelledError("the load was ended by Free or by shutdown")
 
 
 def _is_being_cancelled() -> bool:

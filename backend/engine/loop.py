@@ -17,7 +17,7 @@ from backend.config import TuningOptions
 from backend.core.engine_status import EngineStatus
 from backend.core.prefix_listing import ListingRequest
 from backend.engine.background.jobs import BackgroundJobs
-from backend.engine.background.work import JobFactory
+from backend.engine.background.work import JobFactory, tokens_of
 from backend.engine.examination import DELAY_S, Adoption, Examination
 from backend.engine.memory import Memory
 from backend.engine.messages.protocol import (
@@ -166,7 +166,8 @@ class EngineLoop:
         if isinstance(request, ListingRequest):
             self._port.answer([(number, self.prefixes.listing(request))])
         else:
-            self.background.add(number, self._jobs.make(number, request))
+            job = self._jobs.make(number, request)
+            self.background.add(number, job, tokens_of(request))
             self._rests = False
 
     # The work of a turn.

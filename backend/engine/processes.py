@@ -101,7 +101,7 @@ def ending(process: Process | None, *, timeout_s: float = 1.0) -> str:
     except subprocess.TimeoutExpired:
         return "has hung up"
     if code == -signal.SIGALRM:
-        return "could not link to the others in time: can the ports of the ring be reached?"
+        return "could not link to the others in time: has one ended, or is a port closed?"
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"has ended with exit code {code}"

@@ -4,7 +4,8 @@ A value may contain its own end. An end counts only where structure follows, aft
 tags that is the tag of another argument, the end of the call or of its block, or the next call; a
 doubled end is one. Where models forget ends, a value also ends before an argument that is declared
 and not yet given, and before the end of a call that something confirms. After a quote it is the
-key of another argument, or the end of the call; inside brackets a comma or the bracket.
+key of another argument, or the end of the call, and either counts without a quote that is
+missing; inside brackets a comma or the bracket.
 
 Readers apply the rule to text that is still growing, and look closer at what follows. Grammars
 refuse a value with a sequence in it that may end it.
@@ -157,18 +158,24 @@ def quote_limits(literals: Literals, reading: Reading, opener: str) -> Limits:
     signs = Characters(f"[{_literal_char(assign)}=]") if literals.has_bare_text else assign
     key = Characters(r"[^\s\x1C-\x1F:,<>\x22{}\[\]]+")
     comma = (quote, _GAP, ",", _GAP)
-    last = (quote, _GAP, end, _GAP)
+    last = (quote, _GAP, end, Characters(r"[\s\x1C-\x1F)\]}]*"))
     marks = (Characters(r"\x22?"), quote)
-    keys = [(*comma, mark, key, after, _GAP, signs) for mark in marks for after in marks]
+    keys: list[Template] = [
+        (*comma, mark, key, after, _GAP, signs) for mark in marks for after in marks
+    ]
+    # Without a comma, and without the quote before it: then another one begins the next text.
+    bare = (_GAP, key, _GAP, signs)
+    keys += [(quote, *bare), (",", *bare, quote)]
     ends = [(*last, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
     calls = [(*last, ",", _GAP, text) for text in ("]", reading.end, opener, text_of(call[:1]))]
-    return Limits((*keys, *ends, *calls, (*comma, end)), first=((quote,),), last=((quote,),))
+    lost = ((end, _GAP, reading.end), (quote, _GAP, reading.end))
+    return Limits((*keys, *ends, *calls, (*comma, end), *lost), first=((quote,),), last=((quote,),))
 
 
-def bracket_limits(literals: Literals, bracket: str) -> Limits:
+def bracket_limits(literals: Literals, reading: Reading, bracket: str) -> Limits:
     """Return what a text in the format's own quotes cannot contain inside brackets."""
     quote = literals.quotes[0]
-    inside = tuple((quote, _GAP, text) for text in (",", bracket))
+    inside = tuple((quote, _GAP, text) for text in (",", bracket, reading.end))
     return Limits(inside, first=((quote,),), last=((quote,),))
 
 
@@ -233,7 +240,7 @@ def _key_end(begin: Template) -> str:
 
 def without_mark(tag: str) -> str:
     """Return a tag without the mark before its word, a common mistake of models."""
-    return re.sub(r"\A(</?)[^\w\s/]\w+[^\w\s]\s?", r"\1", tag)
+    return re.sub(r"\A(</?)(?:[^\w\s/]\w+[^\w\s]\s?|\w+:)", r"\1", tag)
 
 
 def _without_mark(tag: str) -> tuple[str, ...]:

@@ -120,7 +120,7 @@ class CodeTracker:
 
 
 _LANGUAGE = r"[\w+-]*[ \t]*\r?"
-_OPENED = re.compile(rf"\s*(`{{3,}}|~{{3,}}){_LANGUAGE}\n\s*")
+_OPENED = re.compile(rf"\s*(?:(`{{3,}}|~{{3,}}){_LANGUAGE}\n\s*|(`{{1,2}}))")
 _BEGUN = re.compile(rf"\s*(?:`{{0,2}}|~{{0,2}}|(?:`{{3,}}|~{{3,}}){_LANGUAGE}(?:\n\s*)?)")
 
 
@@ -160,11 +160,17 @@ class CallFence:
         self._fence = ""
         return self.pass_text(after)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether content so far is the opening of a fence."""
+        opened = _OPENED.fullmatch(self.held)
+        return bool(opened and opened[1]) and not (self._fence or self._is_over)
+
     def enter_call(self) -> str:
         """Go on after a call begins; return text held back that is no fence around it."""
         opened = _OPENED.fullmatch(self.held)
         if opened and not (self._fence or self._is_over):
-            self._opening, self._fence, self.held = self.held, opened[1], ""
+            self._opening, self._fence, self.held = self.held, opened[1] or opened[2], ""
         elif not self._fence:
             self._is_over = True
         return self.pass_last() if self._is_over else ""

@@ -59,7 +59,12 @@ def split_at(template: Template, slot: Slot) -> tuple[Template, Template]:
 
 def text_of(template: Template) -> str:
     """Return the fixed text of a template, without open and optional parts."""
-    return "".join(part for part in template if isinstance(part, str))
+    return filled(template, {})
+
+
+def filled(template: Template, texts: Mapping[Part, str]) -> str:
+    """Return the text of a template with these open parts, without others."""
+    return "".join(part if isinstance(part, str) else texts.get(part, "") for part in template)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,15 @@ from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
-from backend.formats.dialects import Citations, Dialect, Messages, Reading, Template, text_of
+from backend.formats.dialects import (
+    Citations,
+    Dialect,
+    Messages,
+    Objects,
+    Reading,
+    Template,
+    text_of,
+)
 
 _SPECIAL = re.compile(r"<[|｜].*>|<.*[|｜]>")
 
@@ -132,19 +140,16 @@ class Frame:
         return (*(() if has_opener else (self.opener,)), *self.begin, *call)
 
 
-def calls_between(
-    opener: str, closer: str, dialect: Dialect, *, needs: str = "", lacks: str = ""
-) -> Frame:
+def calls_between(opener: str, closer: str, dialect: Dialect, *, lacks: str = "") -> Frame:
     """Return the frame of calls on separate lines, each between two markers."""
-    return Frame(
-        dialect,
-        opener,
-        call=("\n", *dialect.call, f"\n{closer}"),
-        separator=(f"\n{opener}",),
-        needs=needs,
-        lacks=lacks,
-        is_block=False,
-    )
+    call = ("\n", *dialect.call, f"\n{closer}")
+    separator = (f"\n{opener}",)
+    return Frame(dialect, opener, call=call, separator=separator, lacks=lacks, is_block=False)
+
+
+def block_between(opener: str, closer: str, dialect: Dialect) -> Frame:
+    """Return the frame of calls that follow each other on lines between two markers."""
+    return Frame(dialect, opener, call=("\n", *dialect.call), end=f"\n{closer}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,9 +178,6 @@ class _Format:
         """Tell whether a name refers to this format."""
         normal = name.strip().lower().replace("-", "_")
         return normal in (self.name, *self.aliases)
-
-    def fits(self, evidence: FormatEvidence) -> bool:
-        return self.of(evidence) is not None
 
     def of(self, evidence: FormatEvidence) -> Self | None:
         """Return the format of a checkpoint, or `None` if the evidence does not point to it."""
@@ -270,6 +272,16 @@ class ToolFormat(_Format):
     has_drafts: bool = True
     is_quotable: bool = True
     owns_reply: bool = False
+
+    @property
+    def object_leads(self) -> tuple[str, ...]:
+        """The leads that begin calls as JSON objects, which may stand in a fence."""
+        return tuple(
+            lead
+            for lead in self.leads
+            for reading in self.readings
+            if isinstance(reading.dialect, Objects) and lead in (reading.openers or (lead,))
+        )
 
     @property
     def strays(self) -> frozenset[str]:

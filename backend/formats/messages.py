@@ -57,13 +57,8 @@ HARMONY_CALLS = NamedJson(
             ARGUMENTS,
         ),
         (
-            *(
-                _HARMONY_TO,
-                NAME,
-                f"{HARMONY_CHANNEL}{HARMONY_COMMENTARY} ",
-                Maybe((HARMONY_CONSTRAIN,)),
-            ),
-            *(f"{HARMONY_JSON}{HARMONY_MESSAGE}", ARGUMENTS),
+            *(_HARMONY_TO, NAME, f"{HARMONY_CHANNEL}{HARMONY_COMMENTARY} "),
+            *(Maybe((HARMONY_CONSTRAIN,)), f"{HARMONY_JSON}{HARMONY_MESSAGE}", ARGUMENTS),
         ),
     )
 )
@@ -112,6 +107,8 @@ MUSE_SPARK_NEXT, MUSE_SPARK_END = "<|eom|>", "<|eot|>"
 MUSE_SPARK_ASSISTANT, MUSE_SPARK_SELF, MUSE_SPARK_USER = "assistant", "self", "user"
 MUSE_SPARK_OPENER, MUSE_SPARK_CLOSER = "<atem:function_calls>", "</atem:function_calls>"
 MUSE_SPARK_INVOKE = "<atem:invoke"
+# Tags without their mark.
+MUSE_SPARK_PLAIN = ("<function_calls>", "<invoke")
 MUSE_SPARK_TO_SELF, MUSE_SPARK_TO_USER = (
     f" to={MUSE_SPARK_SELF}{MUSE_SPARK_MESSAGE}",
     f" to={MUSE_SPARK_USER}{MUSE_SPARK_MESSAGE}",
@@ -133,7 +130,10 @@ MUSE_SPARK_MESSAGES = Messages(
     heads=(MUSE_SPARK_TO_SELF, MUSE_SPARK_TO_USER),
     answer=MUSE_SPARK_TO_USER,
     calls=Reading(
-        MUSE_SPARK_TAGS, openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE), end=MUSE_SPARK_CLOSER
+        MUSE_SPARK_TAGS,
+        openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE, *MUSE_SPARK_PLAIN),
+        end=MUSE_SPARK_CLOSER,
+        other_ends=("</function_calls>",),
     ),
 )
 _MUSE_SPARK_CLUE = in_template(MUSE_SPARK_OPENER)
@@ -142,7 +142,7 @@ MUSE_SPARK = ToolFormat(
     name="muse_spark",
     aliases=("muse", "muse_glimmer"),
     clues=(_MUSE_SPARK_CLUE,),
-    openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE),
+    openers=(MUSE_SPARK_OPENER, MUSE_SPARK_INVOKE, *MUSE_SPARK_PLAIN),
     closers=(MUSE_SPARK_CLOSER,),
     tokens=MUSE_SPARK_MESSAGES.tokens,
     readings=(Reading(MUSE_SPARK_MESSAGES),),

@@ -29,6 +29,8 @@ from backend.formats.format import (
 # Llama models learnt it from one of Meta's prompts; Functionary 3.1 writes it too.
 
 TAGGED_JSON_OPENER, TAGGED_JSON_CLOSER = "<function=", "</function>"
+# As small models write it.
+TAGGED_JSON_SPACED = "<function "
 
 TAGGED_JSON_CALLS = NamedJson(
     calls=((TAGGED_JSON_OPENER, NAME, ">", ARGUMENTS, TAGGED_JSON_CLOSER),)
@@ -202,12 +204,8 @@ MIROTHINKER_OPENER, MIROTHINKER_CLOSER = "<use_mcp_tool>", "</use_mcp_tool>"
 MIROTHINKER_CALLS = NamedJson(
     calls=(
         (
-            *(
-                MIROTHINKER_OPENER,
-                "\n<server_name>",
-                Characters("[A-Za-z0-9_ .:-]{1,64}"),
-                "</server_name>",
-            ),
+            *(MIROTHINKER_OPENER, "\n<server_name>"),
+            *(Characters("[A-Za-z0-9_ .:-]{1,64}"), "</server_name>"),
             *("\n<tool_name>", NAME, "</tool_name>\n<arguments>\n", ARGUMENTS),
             *("\n</arguments>", f"\n{MIROTHINKER_CLOSER}"),
         ),
@@ -251,6 +249,7 @@ MISTRAL = ToolFormat(
     clues=(Clue(anywhere=(MISTRAL_OPENER,)),),
     openers=(MISTRAL_OPENER,),
     tokens=(MISTRAL_CALL_ID, MISTRAL_ARGS),
+    leaks=("[/TOOL_CALLS]",),
     readings=(Reading(MISTRAL_LIST, begins=("[", "{")), Reading(MISTRAL_HEADS)),
     frames=(
         Frame(MISTRAL_HEADS, MISTRAL_OPENER, needs=MISTRAL_ARGS, is_block=False),
@@ -296,21 +295,12 @@ PLAMO3_THINK, PLAMO3_THINK_END = _plamo3_around("think")
 PLAMO3_CONSTRAIN, PLAMO3_MESSAGE = "<|plamo:constrain|>", "<|plamo:msg|>"
 PLAMO3_TURN_END = "<|plamo:tag|>"
 
+_PLAMO3_HEAD = (PLAMO3_CALL, PLAMO3_NAME_BEGIN, NAME, PLAMO3_NAME_END, PLAMO3_ARGUMENTS_BEGIN)
+_PLAMO3_REST = (ARGUMENTS, PLAMO3_ARGUMENTS_END, PLAMO3_CALL_END)
 PLAMO3_CALLS = NamedJson(
     calls=(
-        (
-            *(PLAMO3_CALL, PLAMO3_NAME_BEGIN, NAME, PLAMO3_NAME_END, PLAMO3_ARGUMENTS_BEGIN),
-            *(
-                f"{PLAMO3_CONSTRAIN}json{PLAMO3_MESSAGE}",
-                ARGUMENTS,
-                PLAMO3_ARGUMENTS_END,
-                PLAMO3_CALL_END,
-            ),
-        ),
-        (
-            *(PLAMO3_CALL, PLAMO3_NAME_BEGIN, NAME, PLAMO3_NAME_END, PLAMO3_ARGUMENTS_BEGIN),
-            *(Maybe((PLAMO3_MESSAGE,)), ARGUMENTS, PLAMO3_ARGUMENTS_END, PLAMO3_CALL_END),
-        ),
+        (*_PLAMO3_HEAD, f"{PLAMO3_CONSTRAIN}json{PLAMO3_MESSAGE}", *_PLAMO3_REST),
+        (*_PLAMO3_HEAD, Maybe((PLAMO3_MESSAGE,)), *_PLAMO3_REST),
     )
 )
 

@@ -21,6 +21,7 @@ from backend.formats.format import (
     Section,
     ToolFormat,
     as_tokens,
+    block_between,
     calls_between,
     in_template,
 )
@@ -319,13 +320,13 @@ INTERNLM2_START, INTERNLM2_PLUGIN, INTERNLM2_CLOSER = (
 )
 INTERNLM2_OPENER = f"{INTERNLM2_START}{INTERNLM2_PLUGIN}"
 # As Intern-S1 writes it.
-INTERNLM2_SPACED = f"{INTERNLM2_START} {INTERNLM2_PLUGIN}"
+INTERNLM2_SPACED = tuple(f"{INTERNLM2_START}{space}{INTERNLM2_PLUGIN}" for space in " \n")
 
 INTERNLM2 = ToolFormat(
     name="internlm2",
     aliases=("internlm", "intern_s1", "interns1"),
     clues=(in_template(INTERNLM2_OPENER), as_tokens(INTERNLM2_START, INTERNLM2_PLUGIN)),
-    openers=(INTERNLM2_OPENER, INTERNLM2_SPACED),
+    openers=(INTERNLM2_OPENER, *INTERNLM2_SPACED),
     closers=(INTERNLM2_CLOSER,),
     tokens=(INTERNLM2_START, INTERNLM2_PLUGIN),
     readings=(Reading(JSON_CALLS, end=INTERNLM2_CLOSER),),
@@ -341,7 +342,7 @@ INTERNLM2 = ToolFormat(
 )
 
 
-# Jamba, Hunyuan A13B and Apriel: a list of objects in `<tool_calls>`.
+# Jamba, Hunyuan A13B and Apriel: a list of objects in `<tool_calls>`; MiniMax M1: lines of them.
 
 JSON_LIST_OPENER, JSON_LIST_CLOSER = "<tool_calls>", "</tool_calls>"
 
@@ -352,7 +353,10 @@ JSON_LIST = ToolFormat(
     openers=(JSON_LIST_OPENER,),
     closers=(JSON_LIST_CLOSER,),
     readings=(Reading(JSON_CALLS, end=JSON_LIST_CLOSER),),
-    frames=(_list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),),
+    frames=(
+        _list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),
+        block_between(JSON_LIST_OPENER, JSON_LIST_CLOSER, JSON_CALLS),
+    ),
 )
 
 
@@ -366,16 +370,19 @@ LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     aliases=("llama3", "llama4_json"),
     clues=(in_template(LLAMA3_JSON_OPENER),),
-    openers=(LLAMA3_JSON_OPENER, named.TAGGED_JSON_OPENER),
+    openers=(LLAMA3_JSON_OPENER, named.TAGGED_JSON_OPENER, named.TAGGED_JSON_SPACED),
     leads=("{",),
     closers=(named.TAGGED_JSON_CLOSER,),
     readings=(
-        Reading(named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER,)),
+        Reading(
+            named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER, named.TAGGED_JSON_SPACED)
+        ),
         Reading(LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, "{")),
     ),
     frames=(
         Frame(LLAMA3_JSON_CALLS, '{"name": ', separator=("; ",), is_lead=True),
         Frame(LLAMA3_JSON_CALLS, LLAMA3_JSON_OPENER, separator=("; ",), needs=LLAMA3_JSON_OPENER),
+        Frame(named.TAGGED_JSON_CALLS, named.TAGGED_JSON_OPENER),
     ),
 )
 
@@ -408,7 +415,10 @@ PHI4 = ToolFormat(
     leads=("{", "["),
     closers=(PHI4_CLOSER,),
     readings=(Reading(JSON_CALLS, end=PHI4_CLOSER),),
-    frames=(_list_of_calls(PHI4_OPENER, PHI4_CLOSER),),
+    frames=(
+        _list_of_calls(PHI4_OPENER, PHI4_CLOSER),
+        Frame(JSON_CALLS, PHI4_FUNCTOOLS, separator=(", ",), end="]"),
+    ),
 )
 
 

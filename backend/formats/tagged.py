@@ -27,6 +27,7 @@ from backend.formats.format import (
     Section,
     ToolFormat,
     as_tokens,
+    block_between,
     calls_between,
     in_template,
 )
@@ -60,6 +61,8 @@ def _pair_tags(tags: Tags) -> tuple[str, ...]:
 # and a tag's word. The empty line before a block belongs to the block.
 
 DSML_MARK, GCML_MARK = "｜DSML｜", "｜GCML｜"
+# As models misspell it, or leave it out.
+DSML_OTHER_MARKS = ("｜｜DSML｜｜", "|DSML|", "‖DSML‖", "")
 DSML_BLOCKS = (("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls"))
 GCML_BLOCKS = (("", "tool_calls"),)
 MARKED_EMPTY_LINE = "\n\n"
@@ -85,30 +88,29 @@ def _marked(
     mark: str,
     blocks: tuple[tuple[str, str], ...],
     leaks: tuple[str, ...] = (),
+    other_marks: tuple[str, ...] = (),
 ) -> ToolFormat:
     """Return the format of a family that begins all tags with a mark.
 
     Args:
         blocks: The text after the mark and the word of the block, of each version.
+        other_marks: Marks that are read with the blocks that have no text after them.
     """
-    ends = tuple(f"</{mark}{between}{block}>" for between, block in blocks)
+    marked = [(f"{mark}{between}", block) for between, block in blocks]
+    marked += [(each, block) for each in other_marks for between, block in blocks if not between]
+    ends = tuple(f"</{begin}{block}>" for begin, block in marked)
 
-    def reading(between: str, block: str) -> Reading:
-        opener, end = (f"<{slash}{mark}{between}{block}>" for slash in ("", "/"))
+    def reading(begin: str, block: str) -> Reading:
+        opener, end = (f"<{slash}{begin}{block}>" for slash in ("", "/"))
         openers = (opener, MARKED_EMPTY_LINE + opener)
-        return Reading(_marked_tags(mark + between), openers=openers, end=end, other_ends=ends)
+        return Reading(_marked_tags(begin), openers=openers, end=end, other_ends=ends)
 
-    def call_reading(between: str) -> Reading:
+    def call_reading(begin: str) -> Reading:
         """Return the reading of a call without a surrounding block."""
-        tags = _marked_tags(mark + between)
-        return Reading(tags, openers=(f"<{mark}{between}invoke",), other_ends=ends)
+        return Reading(_marked_tags(begin), openers=(f"<{begin}invoke",), other_ends=ends)
 
-    def frame(reading: Reading) -> Frame:
-        tags = reading.dialect
-        return Frame(tags, reading.openers[0], call=("\n", *tags.call), end=f"\n{reading.end}")
-
-    block_readings = tuple(starmap(reading, blocks))
-    call_readings = tuple(map(call_reading, dict.fromkeys(between for between, _ in blocks)))
+    block_readings = tuple(starmap(reading, marked))
+    call_readings = tuple(map(call_reading, dict.fromkeys(begin for begin, _ in marked)))
     return ToolFormat(
         name=name,
         aliases=aliases,
@@ -122,7 +124,10 @@ def _marked(
         tokens=(mark,),
         leaks=leaks,
         readings=(*block_readings, *call_readings),
-        frames=tuple(map(frame, block_readings[:3])),
+        frames=tuple(
+            block_between(reading.openers[0], reading.end, reading.dialect)
+            for reading in block_readings[:3]
+        ),
     )
 
 
@@ -131,6 +136,7 @@ DSML = _marked(
     ("deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4", "dsml"),
     DSML_MARK,
     DSML_BLOCKS,
+    other_marks=DSML_OTHER_MARKS,
 )
 GIGACHAT35 = _marked(
     "gigachat35", ("gigachat3_5", "gcml"), GCML_MARK, GCML_BLOCKS, leaks=("<|message_sep|>",)
@@ -217,7 +223,7 @@ def _hunyuan(
         closers=(closer, call_end),
         tokens=(*((name_end,) if has_name_end else ()), *_pair_tags(tags)),
         readings=(Reading(tags, end=closer),),
-        frames=(Frame(tags, opener, call=("\n", *tags.call), end=f"\n{closer}"),),
+        frames=(block_between(opener, closer, tags),),
     )
 
 
@@ -328,14 +334,7 @@ K2_HORIZON = ToolFormat(
         Reading(JSON_CALLS, openers=(K2_HORIZON_CALL,), begins=("{", "["), end=K2_HORIZON_CALL_END),
         Reading(K2_HORIZON_TAGS, end=K2_HORIZON_CLOSER),
     ),
-    frames=(
-        Frame(
-            K2_HORIZON_TAGS,
-            K2_HORIZON_OPENER,
-            call=("\n", *K2_HORIZON_TAGS.call),
-            end=f"\n{K2_HORIZON_CLOSER}",
-        ),
-    ),
+    frames=(block_between(K2_HORIZON_OPENER, K2_HORIZON_CLOSER, K2_HORIZON_TAGS),),
 )
 
 K2_HORIZON_THOUGHT = ReasoningFormat(
@@ -379,11 +378,8 @@ KIMI_K3_TAGS = Tags(
     requires_ends=True,
     escapes_attributes=True,
     object=(
-        f'{KIMI_K3_OPEN}json type="',
-        TYPE,
-        f'"{KIMI_K3_SEP}',
-        ARGUMENTS,
-        _kimi_k3_close("json"),
+        *(f'{KIMI_K3_OPEN}json type="', TYPE, f'"{KIMI_K3_SEP}'),
+        *(ARGUMENTS, _kimi_k3_close("json")),
     ),
 )
 _KIMI_K3_CLUE = as_tokens(KIMI_K3_OPEN, KIMI_K3_CLOSE, KIMI_K3_SEP, KIMI_K3_MESSAGE_END)
@@ -489,6 +485,9 @@ MINICPM5 = ToolFormat(
 MINIMAX_M2_OPENER, MINIMAX_M2_CLOSER = "<minimax:tool_call>", "</minimax:tool_call>"
 MINIMAX_M2_INVOKE, MINIMAX_M2_INVOKE_END = '<invoke name="', "</invoke>"
 MINIMAX_M2_PARAMETER = '<parameter name="'
+# As other vendors write calls: without the family's block, or with theirs.
+MINIMAX_M2_BARE = "<invoke"
+MINIMAX_M2_PLAIN, MINIMAX_M2_PLAIN_END = "<function_calls>", "</function_calls>"
 
 MINIMAX_M2_TAGS = Tags(
     call=(MINIMAX_M2_INVOKE, NAME, '">\n', ARGUMENTS, MINIMAX_M2_INVOKE_END),
@@ -499,17 +498,14 @@ MINIMAX_M2 = ToolFormat(
     name="minimax_m2",
     aliases=("minimax",),
     clues=(in_template(MINIMAX_M2_OPENER),),
-    openers=(MINIMAX_M2_OPENER,),
-    closers=(MINIMAX_M2_CLOSER,),
-    readings=(Reading(MINIMAX_M2_TAGS, end=MINIMAX_M2_CLOSER),),
-    frames=(
-        Frame(
-            MINIMAX_M2_TAGS,
-            MINIMAX_M2_OPENER,
-            call=("\n", *MINIMAX_M2_TAGS.call),
-            end=f"\n{MINIMAX_M2_CLOSER}",
-        ),
+    openers=(MINIMAX_M2_OPENER, MINIMAX_M2_BARE, MINIMAX_M2_PLAIN),
+    closers=(MINIMAX_M2_CLOSER, MINIMAX_M2_PLAIN_END),
+    readings=(
+        Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_OPENER,), end=MINIMAX_M2_CLOSER),
+        Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_PLAIN,), end=MINIMAX_M2_PLAIN_END),
+        Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_BARE,), other_ends=(MINIMAX_M2_CLOSER,)),
     ),
+    frames=(block_between(MINIMAX_M2_OPENER, MINIMAX_M2_CLOSER, MINIMAX_M2_TAGS),),
 )
 
 
@@ -533,7 +529,7 @@ DOTS3 = ToolFormat(
         Reading(JSON_CALLS, begins=("{", "["), end=DOTS3_CLOSER),
         Reading(DOTS3_TAGS, end=DOTS3_CLOSER),
     ),
-    frames=(Frame(DOTS3_TAGS, DOTS3_OPENER, call=DOTS3_TAGS.call, end=DOTS3_CLOSER),),
+    frames=(Frame(DOTS3_TAGS, DOTS3_OPENER, end=DOTS3_CLOSER),),
 )
 
 
@@ -546,6 +542,7 @@ MINIMAX_M3_OPENER, MINIMAX_M3_CLOSER = (
     f"{MINIMAX_M3_MARK}<tool_call>",
     f"{MINIMAX_M3_MARK}</tool_call>",
 )
+MINIMAX_M3_INVOKE = f"{MINIMAX_M3_MARK}<invoke"
 MINIMAX_M3_THINK = "<mm:think>"
 
 MINIMAX_M3_TAGS = Tags(
@@ -566,21 +563,15 @@ MINIMAX_M3_TAGS = Tags(
 MINIMAX_M3 = ToolFormat(
     name="minimax_m3",
     clues=(in_template(MINIMAX_M3_MARK),),
-    openers=(MINIMAX_M3_OPENER, MINIMAX_M2_OPENER),
+    openers=(MINIMAX_M3_OPENER, MINIMAX_M3_INVOKE, MINIMAX_M2_OPENER),
     closers=(MINIMAX_M3_CLOSER, MINIMAX_M2_CLOSER),
     tokens=(MINIMAX_M3_MARK,),
     readings=(
         Reading(MINIMAX_M3_TAGS, openers=(MINIMAX_M3_OPENER,), end=MINIMAX_M3_CLOSER),
+        Reading(MINIMAX_M3_TAGS, openers=(MINIMAX_M3_INVOKE,), other_ends=(MINIMAX_M3_CLOSER,)),
         Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_OPENER,), end=MINIMAX_M2_CLOSER),
     ),
-    frames=(
-        Frame(
-            MINIMAX_M3_TAGS,
-            MINIMAX_M3_OPENER,
-            call=("\n", *MINIMAX_M3_TAGS.call),
-            end=f"\n{MINIMAX_M3_CLOSER}",
-        ),
-    ),
+    frames=(block_between(MINIMAX_M3_OPENER, MINIMAX_M3_CLOSER, MINIMAX_M3_TAGS),),
 )
 
 MINIMAX_M3_THOUGHT = ReasoningFormat(
@@ -709,9 +700,10 @@ STEP3_TAGS = Tags(
 STEP3 = ToolFormat(
     name="step3",
     clues=(Clue(anywhere=(STEP3_OPENER,)),),
-    openers=(STEP3_OPENER,),
+    # The block around the calls may be missing.
+    openers=(STEP3_OPENER, STEP3_BEGIN),
     closers=(STEP3_CLOSER,),
-    tokens=(STEP3_BEGIN, STEP3_SEPARATOR, STEP3_END),
+    tokens=(STEP3_SEPARATOR, STEP3_END),
     readings=(Reading(STEP3_TAGS, end=STEP3_CLOSER),),
     frames=(Frame(STEP3_TAGS, STEP3_OPENER, end=STEP3_CLOSER),),
 )

@@ -67,15 +67,23 @@ def read_dataset(source: str) -> Dataset:
     """
     path = Path(source)
     if path.is_dir():
-        train = _rows(_part(path, ("train",), source))
+        # Of several with one stem the first counts.
+        parts = {file.stem: file for file in sorted(_files(path), reverse=True)}
+        if "train" not in parts:
+            raise _refusal(f"{source!r} holds no train.jsonl")
+        train = _rows(parts["train"])
         for stem in ("valid", "validation", "test"):
-            if held_out := [file for file in _files(path) if file.stem == stem]:
-                return Dataset(train, _rows(held_out[0]))
+            if stem in parts:
+                return Dataset(train, _rows(parts[stem]))
     elif path.is_file():
         train = _rows(path)
     else:
-        raise InvalidRequestError("dataset_source", f"there is no file or directory {source!r}")
+        raise _refusal(f"there is no file or directory {source!r}")
     return _split(train)
+
+
+def _refusal(problem: str) -> InvalidRequestError:
+    return InvalidRequestError("dataset_source", problem)
 
 
 def _split(rows: Sequence[Row]) -> Dataset:
@@ -86,32 +94,24 @@ def _split(rows: Sequence[Row]) -> Dataset:
     return Dataset(train, held_out)
 
 
-def _part(path: Path, stems: Sequence[str], source: str) -> Path:
-    found = [file for file in _files(path) if file.stem in stems]
-    if not found:
-        raise InvalidRequestError("dataset_source", f"{source!r} holds no train.jsonl")
-    return found[0]
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.iterdir() if file.suffix in _READERS and file.is_file())
+def _files(path: Path) -> Iterator[Path]:
+    return (file for file in path.iterdir() if file.suffix in _READERS and file.is_file())
 
 
 def _rows(path: Path) -> list[Row]:
     reader = _READERS.get(path.suffix)
     if reader is None:
         kinds = ", ".join(_READERS)
-        problem = f"{path.name} has an unsupported format: use one of ({kinds})"
-        raise InvalidRequestError("dataset_source", problem)
+        raise _refusal(f"{path.name} has an unsupported format: use one of ({kinds})")
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError("dataset_source", f"{path.name}: {error}") from error
+        raise _refusal(f"{path.name}: {error}") from error
     rows = [_row(value, f"{path.name}, row {n}") for n, value in enumerate(reader(text), 1)]
     if not rows:
-        raise InvalidRequestError("dataset_source", f"{path.name} has no rows")
+        raise _refusal(f"{path.name} has no rows")
     if len({frozenset(row) - {"tools"} for row in rows}) > 1:
-        raise InvalidRequestError("dataset_source", f"{path.name} has rows of several forms")
+        raise _refusal(f"{path.name} has rows of several forms")
     return rows
 
 
@@ -125,7 +125,7 @@ def _lines(text: str) -> Iterator[Any]:
 def _array(text: str) -> Iterable[Any]:
     value = _json(text, "the file")
     if not isinstance(value, list):
-        raise InvalidRequestError("dataset_source", "the file is not a JSON array")
+        raise _refusal("the file is not a JSON array")
     return value
 
 
@@ -133,16 +133,14 @@ def _json(text: str, place: str) -> Any:  # noqa: ANN401 (any JSON value)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            "dataset_source", f"{place} is not valid JSON: {error}"
-        ) from error
+        raise _refusal(f"{place} is not valid JSON: {error}") from error
 
 
 def _table(text: str) -> Iterator[Any]:
     try:
         yield from csv.DictReader(io.StringIO(text, newline=""))
     except csv.Error as error:
-        raise InvalidRequestError("dataset_source", f"the table is malformed: {error}") from error
+        raise _refusal(f"the table is malformed: {error}") from error
 
 
 def _paragraphs(text: str) -> Iterator[Any]:
@@ -158,23 +156,19 @@ def _row(value: Any, place: str) -> Row:  # noqa: ANN401 (any JSON value)
             tools = {"tools": value["tools"]} if value.get("tools") else {}
             return {"messages": messages, **tools}
         case {"conversations": [*turns]} if turns and all(map(_is_turn, turns)):
-            return {
-                "messages": [
-                    {"role": _SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns
-                ]
-            }
-        case {"prompt": str(), "completion": str()}:
-            return {"prompt": value["prompt"], "completion": value["completion"]}
+            spoken = [{"role": _SPEAKERS[t["from"]], "content": t["value"]} for t in turns]
+            return {"messages": spoken}
+        case {"prompt": str(prompt), "completion": str(completion)}:
+            return {"prompt": prompt, "completion": completion}
         case {"instruction": str(instruction), "output": str(output)}:
             extra = value.get("input") or ""
             prompt = f"{instruction}\n\n{extra}" if extra else instruction
             return {"prompt": prompt, "completion": output}
         case {"text": str(text)} if text.strip():
             return {"text": text}
-    raise InvalidRequestError(
-        "dataset_source",
+    raise _refusal(
         f"{place} has neither messages, nor prompt and completion, nor instruction and output, "
-        "nor text",
+        "nor text"
     )
 
 
@@ -183,12 +177,10 @@ def _is_message(value: object) -> bool:
 
 
 def _is_turn(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and isinstance(value.get("from"), str)
-        and value["from"] in _SPEAKERS
-        and isinstance(value.get("value"), str)
-    )
+    match value:
+        case {"from": str(speaker), "value": str()}:
+            return speaker in _SPEAKERS
+    return False
 
 
 _VALIDATION_BATCHES = 25

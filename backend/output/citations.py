@@ -53,29 +53,28 @@ def _tags(citations: Citations) -> _Tags:
 
 
 class _CitedText:
-    """The text of one channel; a citation waits for its end, which tells it from other markup."""
+    """The text of one channel; a citation waits for its end, which tells it from other markup.
+
+    Attributes:
+        held: Text that waits.
+    """
 
     def __init__(self, tags: _Tags) -> None:
         self._tags = tags
-        self._held = ""
-
-    @property
-    def held(self) -> str:
-        """Text that waits."""
-        return self._held
+        self.held = ""
 
     def pass_text(self, text: str) -> str:
         """Return the text that is certain, without tags; on an error nothing changes."""
-        *passing, self._held = self._pieces(self._held + text)
+        *passing, self.held = self._pieces(self.held + text)
         return "".join(passing)
 
     def pass_last(self, *, truncated: bool) -> str:
         """Return the text held back, because the text ends here; a citation need not end."""
         text = ""
-        while self._held.startswith(self._tags.bare):
-            held, self._held = self._held.removeprefix(self._tags.bare), ""
+        while self.held.startswith(self._tags.bare):
+            held, self.held = self.held.removeprefix(self._tags.bare), ""
             text += self.pass_text(held)
-        rest, self._held = self._held, ""
+        rest, self.held = self.held, ""
         return text if truncated and rest.startswith(self._tags.heads) else text + rest
 
     def _pieces(self, text: str) -> Iterator[str]:

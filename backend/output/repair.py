@@ -20,6 +20,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.output.readers.patterns import SPACE, Piece, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
     ODD_QUOTES,
@@ -213,6 +214,10 @@ def _call_of(
     texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
     name = offered_name(next((text for text in texts if text is not None), ""), names)
     given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
+    if not name and len(fields) == 1:
+        # The key is the name.
+        [(key, given)] = fields.items()
+        name = offered_name(key, names)
     if given in ("", "{}"):
         given = _members_beside(fields, name, names) or given
     if (text := _text_in(given)) is not None:
@@ -344,6 +349,7 @@ def _tagged_calls(
 ) -> Iterator[_RepairedCall]:
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
+    raw = tags.with_lines(raw)
     for begin, named, end, is_closed in tags.calls(raw, names):
         label, head_end = tags.name_at(raw, named)
         name = offered_name(label, names)
@@ -378,7 +384,15 @@ _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
 # What may stand between calls, and around them.
 _BETWEEN = " \n\t,;[]"
+# The name of a call may be a key, which has no part in the text before it.
+_BEGUN_KEY = re.compile(r"\{\s*\"\Z")
 # A list of values, whose strings may quote a call.
+_LISTED_CALL = sequence(
+    *(fixed("{"), spaced('"name"'), spaced(":"), SPACE),
+    *(Piece(r'"[^"\\]{1,64}"', r'"[^"\\]{0,64}"?'), spaced(",")),
+    *(spaced('"arguments"'), spaced(":"), spaced("{")),
+)
+_LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
 _LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
 
 
@@ -482,12 +496,16 @@ class RepairReader:
         context = self._context
         is_marked = context.opener in self._format.openers or self._is_after_call
         opener = "" if self._is_after_call else context.opener
-        is_certain = is_marked and not context.in_prose
-        return self.held.removeprefix(opener).lstrip(_BETWEEN) if is_certain else ""
+        body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
+        # A bare list of data may have names too.
+        is_listed = context.opener == "[" and (_LISTED.match(body) or self._may_be_listed(body))
+        return body if is_marked or is_listed else ""
 
     def _is_undecided(self) -> bool:
         is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
         if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
+            return True
+        if is_short and self._context.opener == "[" and self._may_be_listed(self._body):
             return True
         word, is_whole = self._markup.first_word(self.held)
         if is_whole and offered_name(word, self._context.calls):
@@ -496,6 +514,11 @@ class RepairReader:
         if is_short and not is_whole and any(map(self._may_be_name, parts)):
             return True
         return is_short and self._markup.may_begin_with_call(self._body)
+
+    @staticmethod
+    def _may_be_listed(body: str) -> bool:
+        """Tell whether a text may become a call in a bare list."""
+        return bool(body) and _BEGUN_LISTED.fullmatch(body) is not None
 
     def _may_be_name(self, beginning: str) -> bool:
         is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
@@ -538,6 +561,8 @@ class RepairReader:
         if ledger.is_open and calls and calls[0].name != ledger.open_name:
             # The text that was emitted as arguments contains no calls.
             calls = [call for call in calls if call.begin >= self._unread]
+        if self._context.in_prose:
+            calls = [c for c in calls if c.arguments != "{}" or not self._lacks_arguments(c)]
         if not calls and not ledger.is_open:
             return self._given_up(end)
         deltas: list[Delta] = []
@@ -552,7 +577,7 @@ class RepairReader:
             deltas += self._completed(calls[0] if is_first and not is_short else None)
             others = calls[1:] if is_first else calls
         for call in others:
-            deltas += self._handed_out(call, is_short=is_last and self._lacks_arguments(call))
+            deltas += self._handed_out(call, is_short=self._lacks_arguments(call))
         after = raw[calls[-1].end :] if calls else raw[self._unread :]
         text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
         # What follows no call is a piece of one.
@@ -586,7 +611,7 @@ class RepairReader:
         """Return the text of calls of other tools, without the markers of their block."""
         text = text.removeprefix(self._context.opener)
         marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
-        text = self._markup.without_strays(text).strip(_BETWEEN)
+        text = _BEGUN_KEY.sub("", self._markup.without_strays(text).rstrip()).strip(_BETWEEN)
         while mark := next(filter(text.endswith, marks), ""):
             text = text.removesuffix(mark).rstrip(_BETWEEN)
         return text
@@ -620,7 +645,7 @@ class RepairReader:
         """Return the text, up to the end of the block; without markup if it was a call."""
         opener = "" if self._is_after_call else self._context.opener
         if self._is_after_call and not self._is_call:
-            return ReaderOutput(rest=self._markup.without_strays(self.held))
+            return ReaderOutput(rest=self._markup.without_strays(self.held), is_damaged=True)
         if self._is_call and self._context.in_prose:
             return ReaderOutput(rejected=self.held[:end], rest=self.held[end:], is_damaged=True)
         if self._is_call and opener not in self._format.leads:

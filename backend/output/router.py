@@ -1,4 +1,4 @@
-"""Reads a block of calls with its dialect's reader, and rereads it for repair if that fails."""
+"""Routes the text of a reply to content, thoughts and calls; a damaged block of calls is reread."""
 
 import logging
 import re
@@ -9,7 +9,6 @@ from traceback import format_tb
 
 from backend.core.step import ContentDelta, Delta, ReasoningDelta
 from backend.formats.code_span import CallFence, CodeTracker
-from backend.formats.dialects import Objects
 from backend.formats.format import ToolFormat
 from backend.output.readers.build import make_reader
 from backend.output.readers.patterns import (
@@ -40,6 +39,7 @@ from backend.output.text import (
 
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
+_BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
 # A name and what follows it must be found within so many characters.
 _MAX_CHARS = 400
 
@@ -92,6 +92,10 @@ class _Block:
     @property
     def is_mid_call(self) -> bool:
         return self._reader.is_mid_call
+
+    @property
+    def has_calls(self) -> bool:
+        return len(self._context.calls.completed) > self._calls_before
 
     def feed(self, text: str) -> ReaderOutput:
         if self._empty is None:
@@ -149,7 +153,7 @@ class _Block:
         `is_last` says that the reply ends here, so that nothing will follow the name.
         """
         context, ledger = self._context, self._context.calls
-        has_begun = ledger.is_open or len(ledger.completed) > self._calls_before
+        has_begun = ledger.is_open or self.has_calls
         if not context.in_prose or self._is_certain or has_begun:
             return False
         raw = context.opener + "".join(self._fed)
@@ -169,19 +173,14 @@ class _Block:
         """Tell whether a block that its reader gave up on should be reread."""
         tools, opener = self._format, self._context.opener
         # Only its own reader can tell a bare Python list of calls from a link.
-        has_objects = any(
-            isinstance(reading.dialect, Objects) and opener in (reading.openers or (opener,))
-            for reading in tools.readings
-        )
-        is_marked = opener in (*tools.openers, "") or (opener in tools.leads and has_objects)
+        is_marked = opener in (*tools.openers, *tools.object_leads, "")
         may_repair = (is_marked or self._context.calls.is_open) and not self._context.in_thought
         return may_repair and not self.is_repaired
 
     def _repair(self, unread: str) -> None:
         """Pass the block to the repairing reader; no delta accounts for the `unread` text."""
         self.is_repaired = True
-        calls = self._context.calls
-        is_after_call = len(calls.completed) > self._calls_before
+        is_after_call = self.has_calls
         raw = unread if is_after_call else self._context.opener + "".join(self._fed)
         self._reader = RepairReader(
             self._context, self._format, raw, unread=len(unread), is_after_call=is_after_call
@@ -258,6 +257,7 @@ class Router:
         self._leads = _leads(output_format.tools, tools)
         self._scanner = Scanner(_automaton(self._markers()))
         self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
+        self._lacks_closer = False
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
         first: Segment = TextAfterThought() if opens_in_header(prompt_tail) else FirstText()
         self._segment = ThoughtText() if self._in_thought else first
@@ -384,6 +384,10 @@ class Router:
             self._rest = "" if truncated else rest
             self._end(truncated=truncated)
             return
+        self._settle()
+        if _BEGUN_TOKEN.fullmatch(rest) and self._may_end_line:
+            # Nothing but a special token begins like this, unless a sentence names it.
+            rest = ""
         if truncated:
             # What follows a stray mark is the beginning of another one, or of text around it.
             rest = self._without_begun_marker(rest)
@@ -430,6 +434,7 @@ class Router:
             # The closers of a damaged call are meaningless too.
             self._begin(TextAfterCall())
         if output.rest is not None:
+            self._lacks_closer = output.is_damaged and block.has_calls
             self._block = None
 
     def _enter(self, marker: str) -> None:
@@ -448,7 +453,8 @@ class Router:
             self._enter_thought(marker)
         elif marker in (*reasoning.frames, *reasoning.notes):
             self._enter_frame(marker)
-        elif marker in self._leavable and self._is_after_call:
+        elif marker in self._leavable and (self._is_after_call or self._lacks_closer):
+            self._lacks_closer = False
             self._begin(TextAfterCall())
         elif not self._may_call_at(marker):
             self._refuse(marker)
@@ -494,7 +500,7 @@ class Router:
             self._hold_stray(marker)
         else:
             self._is_framed = True
-            if isinstance(self._segment, FirstText):
+            if type(self._segment) is FirstText:
                 self._begin(TextAfterThought())
 
     def _hold_stray(self, marker: str) -> None:
@@ -556,6 +562,8 @@ class Router:
         tools = self._format.tools
         if marker in self._leads:
             begins = self._segment.is_blank or self._follows_frame
+            is_object = marker in tools.object_leads
+            begins |= is_object and self._fence is not None and self._fence.is_begun
             return begins and not self._in_thought
         return marker in tools.openers and (tools.ends_thought or not self._in_thought)
 

@@ -1,4 +1,4 @@
-"""The names of offered tools in a damaged text."""
+"""The markup of a format in a damaged text, and the names of offered tools in it."""
 
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -88,6 +88,10 @@ class TagWords:
         ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
         texts = "|".join(map(re.escape, filter(None, ends)))
         self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
+        tags = "|".join(
+            map(re.escape, (*self._texts, text_of(end).strip(), text_of(call_end).strip()))
+        )
+        self._escaped_line = re.compile(rf"\\n(?={tags})")
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
         self._verbatim = dialect.verbatim
@@ -123,6 +127,10 @@ class TagWords:
             end = self._call_end.search(raw, begin.end(), limit)
             is_closed = end is not None or limit < len(raw)
             yield begin.start(), begin.end(), end.end() if end else limit, is_closed
+
+    def with_lines(self, raw: str) -> str:
+        """Return a text of the same length, with line breaks for their escapes before tags."""
+        return self._escaped_line.sub(" \n", raw) if self._is_paired else raw
 
     def _is_in_value(self, body: str) -> bool:
         """Tell whether an argument begins at the end of a text, or no tag has ended it."""
@@ -394,10 +402,11 @@ def _closing_tags(template: Template) -> Iterator[str]:
 
 
 _OTHER_CALL = re.compile(
-    r"""\{\s*["'](?:name|tool_name|function|type|id|tool_call_id)["']\s*:|[\w.-]+\("""
+    r"""\{\s*["'](?:(?:name|tool_name|function|type|id|tool_call_id)["']\s*:|"""
+    r"""(?!arg|param|input)[\w.-]+["']\s*:\s*\{)|[\w.-]+\("""
 )
 _BEGUN_OTHER_CALL = re.compile(
-    r"""\{\s*(?:["'][\w]{0,16}(?:["']\s*)?)?|[\w.-]{1,64}|<[^<>\n]{0,200}"""
+    r"""\{\s*(?:["'][\w.-]{0,64}(?:["']\s*(?::\s*)?)?)?|[\w.-]{1,64}|<[^<>\n]{0,200}"""
 )
 # What may end the tag, the string or the brackets around a name.
 _ENDS = r"""[>"'|)\],]*+"""

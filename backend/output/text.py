@@ -1,8 +1,4 @@
-"""Finds any of several texts in a stream, however the stream is split.
-
-Aho and Corasick, "Efficient string matching" (1975): a constant cost per character, and the
-state alone tells how much of the latest text may still become a match.
-"""
+"""Text in a stream, however it is split: markers in it, JSON in it, and white space around it."""
 
 import re
 from abc import ABC, abstractmethod
@@ -45,7 +41,11 @@ class _State:
 
 
 class Automaton:
-    """A fixed set of texts; immutable, so that scanners can share it."""
+    """A fixed set of texts; immutable, so that scanners can share it.
+
+    Aho and Corasick, "Efficient string matching" (1975): a constant cost per character, and the
+    state alone tells how much of the latest text may still become a match.
+    """
 
     def __init__(self, patterns: Iterable[str], *, prefers_longer: bool = False) -> None:
         """Compile the texts; `prefers_longer` lets a prefix of another one wait for that."""
@@ -350,20 +350,12 @@ class ThoughtText(Segment):
         return passing
 
 
-class TextAfterThought(Segment):
+class TextAfterThought(FirstText):
     """Content after a thought: its leading newlines are dropped."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_at_start = True
-
-    def pass_text(self, text: str) -> str:
-        """Pass everything from the first other character on."""
-        if self._is_at_start:
-            text = text.lstrip("\n")
-            self._is_at_start = not text
-        self.is_blank = self.is_blank and not text.strip()
-        return text
+    def _hold(self, space: str) -> str:
+        del space
+        return ""
 
 
 class TextAfterCall(Segment):

@@ -164,7 +164,7 @@ def _fitting(token_ids: list[int], used: int, question: Question, most: int = 0)
             problem = f"{len(token_ids)} tokens of text are more than the {most} that are read"
             raise ContextLengthError("prompt", problem)
         count = used + len(token_ids)
-        raise ContextLengthError("prompt", f"{count} tokens do not fit the context of {limit}")
+        raise ContextLengthError.beyond("prompt", f"{count} tokens do not fit", limit)
     return token_ids[:room]
 
 

@@ -243,7 +243,7 @@ def entities_of(
     open_entity: list[_Word] = []
     pairs = enumerate(zip(tokens, labels, strict=True))
     for _, pieces in groupby(pairs, key=lambda pair: pair[1][0].word if by_word else pair[0]):
-        word = _Word.of([piece for _, piece in pieces], names)
+        word = _Word([piece for _, piece in pieces], names)
         if open_entity and (word.begins or word.group != open_entity[-1].group):
             yield from _entity(text, open_entity, places)
             open_entity = []
@@ -256,18 +256,14 @@ def entities_of(
 class _Word:
     """A word: its position, its group if any, and whether it starts an entity."""
 
-    def __init__(self, start: int, stop: int, label: str, probabilities: Sequence[float]) -> None:
-        prefix, group = _parted(label)
-        self.start, self.stop, self.probabilities = start, stop, probabilities
-        self.group = "" if label == _OUTSIDE else group
-        self.begins = prefix in _BEGINS
-
-    @classmethod
-    def of(cls, pieces: Sequence[tuple[PlacedToken, TokenLabel]], names: Sequence[str]) -> "_Word":
+    def __init__(
+        self, pieces: Sequence[tuple[PlacedToken, TokenLabel]], names: Sequence[str]
+    ) -> None:
         tagged = [label for _, label in pieces if names[label.label] != _OUTSIDE]
-        label = names[tagged[0].label] if tagged else _OUTSIDE
-        probabilities = [each.probability for each in tagged]
-        return cls(pieces[0][0].start, pieces[-1][0].stop, label, probabilities)
+        prefix, self.group = _parted(names[tagged[0].label]) if tagged else ("", "")
+        self.begins = prefix in _BEGINS
+        self.start, self.stop = pieces[0][0].start, pieces[-1][0].stop
+        self.probabilities = [each.probability for each in tagged]
 
 
 class _BytePlaces:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -142,27 +142,33 @@ async def score(
     started = time.monotonic()
     require_decoder("Score", model)
     size_bytes = len(call.prompt) * len(call.candidates) + sum(map(len, call.candidates))
-    plan = await worker_pool.run(lambda: _plan(call, model), size_bytes=size_bytes)
+    wholes = await worker_pool.run_in_turns(_wholes(call, model), size_bytes=size_bytes)
+    plan = await worker_pool.run(partial(_plan, call, wholes, model), size_bytes=size_bytes)
     scored = await engine.compute(model, plan.request)
     request_id, count = plan.request.request_id, len(plan.request.prompt.token_ids)
     text = "score id=%s prompt_tokens=%d candidates=%d"
     _log_end(started, text, request_id, count, len(scored.logprobs))
-    return tuple(
+    found = zip(plan.request.continuations, scored.logprobs, plan.starts, strict=True)
+    candidates = (
         _candidate(token_ids[start:], logprobs[start:], model)
-        for token_ids, logprobs, start in zip(
-            plan.request.continuations, scored.logprobs, plan.starts, strict=True
-        )
+        for token_ids, logprobs, start in found
     )
+    return tuple(await worker_pool.run_in_turns(candidates, size_bytes=size_bytes))
 
 
-def _plan(call: ScoreCall, model: ServedModel) -> _Plan:
-    require_possible_fit("prompt", call.prompt, model)
-    prompt = model.tokenizer.encode_prompt(call.prompt)
-    require_fit("prompt", prompt, model)
-    wholes = [
-        _with_prompt(call.prompt, candidate, f"candidates[{i}]", model)
-        for i, candidate in enumerate(call.candidates)
-    ]
+def _wholes(call: ScoreCall, model: ServedModel) -> Iterator[list[int]]:
+    """Yield the token ids of the prompt, and of the prompt with each candidate."""
+    fields = [f"candidates[{i}]" for i in range(len(call.candidates))]
+    for field, candidate in zip(["prompt", *fields], ["", *call.candidates], strict=True):
+        require_caller()
+        require_possible_fit(field, call.prompt + candidate, model)
+        token_ids = model.tokenizer.encode_prompt(call.prompt + candidate)
+        require_fit(field, token_ids, model)
+        yield token_ids
+
+
+def _plan(call: ScoreCall, tokenised: Sequence[list[int]], model: ServedModel) -> _Plan:
+    prompt, *wholes = tokenised
     starts = [common_length(prompt, whole) for whole in wholes]
     for i, (start, whole) in enumerate(zip(starts, wholes, strict=True)):
         if start == len(whole):
@@ -181,14 +187,6 @@ def _plan(call: ScoreCall, model: ServedModel) -> _Plan:
         continuations=tuple(tuple(whole[shared:]) for whole in wholes),
     )
     return _Plan(request, tuple(start - shared for start in starts))
-
-
-def _with_prompt(prompt: str, candidate: str, field: str, model: ServedModel) -> list[int]:
-    require_caller()
-    require_possible_fit(field, prompt + candidate, model)
-    token_ids = model.tokenizer.encode_prompt(prompt + candidate)
-    require_fit(field, token_ids, model)
-    return token_ids
 
 
 def _boundaries(call: ScoreCall, prompt: Sequence[int], model: ServedModel) -> tuple[int, ...]:
@@ -261,26 +259,25 @@ async def rerank(call: RerankCall, model: ServedModel, engine: ComputeEngine) ->
 
 
 async def _judge(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _Verdict:
-    pairs = await worker_pool.run(lambda: _pairs(call, model), size_bytes=_size_bytes(call))
+    size_bytes = _size_bytes(call)
+    pairs = tuple(await worker_pool.run_in_turns(_pairs(call, model), size_bytes=size_bytes))
     judgement = await engine.compute(model, JudgeRequest(pairs))
     relevances = list(map(_sigmoid, judgement.logits))
     return _Verdict(relevances, sum(len(pair.token_ids) for pair in pairs))
 
 
-def _pairs(call: RerankCall, model: ServedModel) -> tuple[TokenPair, ...]:
-    """Return the query paired with each document, truncated if the options say so."""
+def _pairs(call: RerankCall, model: ServedModel) -> Iterator[TokenPair]:
+    """Yield the query paired with each document, truncated if the options say so."""
     encode = model.tokenizer.encode_pair
     require_bounded("query", call.query, model)
     require_fit("query", encode(call.query, "")[0], model)
     limit = model.card.context_length if model.tuning.retrieval.truncate else None
-    pairs = []
     for i, document in enumerate(call.documents):
         require_caller()
         require_bounded(f"documents[{i}]", document, model)
         token_ids, segment_ids = encode(call.query, document, limit=limit)
         require_fit(f"documents[{i}]", token_ids, model)
-        pairs.append(TokenPair(tuple(token_ids), tuple(segment_ids)))
-    return tuple(pairs)
+        yield TokenPair(tuple(token_ids), tuple(segment_ids))
 
 
 def _size_bytes(call: RerankCall) -> int:
@@ -293,8 +290,8 @@ async def _ask(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _
     phrasing = _PHRASINGS[_kind(model)]
     answers = _answer_ids(phrasing, model)
     scope = model.own_scope()
-    prompts = await worker_pool.run(
-        lambda: _prompts(call, phrasing, model), size_bytes=_size_bytes(call)
+    prompts = await worker_pool.run_in_turns(
+        _prompts(call, phrasing, model), size_bytes=_size_bytes(call)
     )
     head = min((common_length(*pair) for pair in pairwise(prompts)), default=0)
     if head:
@@ -328,8 +325,8 @@ def _answer_ids(phrasing: _Phrasing, model: ServedModel) -> tuple[tuple[int, ...
     return tuple(map(tuple, ids))
 
 
-def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> list[list[int]]:
-    """Return a prompt for each document; its parts are tokenised separately."""
+def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> Iterator[list[int]]:
+    """Yield a prompt for each document; its parts are tokenised separately."""
     encode = model.tokenizer.encode
     head, tail = (encode(text, adds_special=False) for text in (phrasing.head, phrasing.tail))
     require_possible_fit("query", call.query, model)
@@ -337,7 +334,7 @@ def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> list[
     question = encode(phrasing.question.format(query=query, document=""), adds_special=False)
     require_fit("query", [*head, *question, *tail], model)
     room = (model.card.context_length or math.inf) - len(head) - len(tail)
-    truncates, prompts = model.tuning.retrieval.truncate, []
+    truncates = model.tuning.retrieval.truncate
     for i, document in enumerate(call.documents):
         field = f"documents[{i}]"
         require_caller()
@@ -348,9 +345,9 @@ def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> list[
         body = encode(text, adds_special=False)
         if truncates and len(body) > room:
             body = body[: int(room)]
-        prompts.append([*head, *body, *tail])
-        require_fit(field, prompts[-1], model)
-    return prompts
+        prompt = [*head, *body, *tail]
+        require_fit(field, prompt, model)
+        yield prompt
 
 
 def _request(

@@ -158,8 +158,8 @@ def require_fit(
     limit, count = model.card.context_length, len(token_ids)
     if limit is None or count + reply_tokens <= limit:
         return
-    problem = "do not fit" if count > limit else "leave no room for a reply in"
-    raise ContextLengthError(field, f"{count} tokens {problem} the context of {limit} tokens")
+    problem = "do not fit" if count > limit else "leave no room for a reply"
+    raise ContextLengthError.beyond(field, f"{count} tokens {problem}", limit)
 
 
 def require_bounded(field: str, text: str, model: ServedModel) -> None:
@@ -178,9 +178,7 @@ def require_possible_fit(field: str, text: str, model: ServedModel) -> None:
     if limit is not None and model.card.kind is ModelKind.DECODER:
         least = len(text) // max(model.tokenizer.longest_piece_bytes, 1)
         if least > limit:
-            raise ContextLengthError(
-                field, f"at least {least} tokens do not fit the context of {limit} tokens"
-            )
+            raise ContextLengthError.beyond(field, f"at least {least} tokens do not fit", limit)
     require_bounded(field, text, model)
 
 

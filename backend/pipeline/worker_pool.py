@@ -7,6 +7,7 @@ starts; running work ends at its next `require_caller`.
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from backend.config import (
     MAX_QUEUED_WORK,
     MAX_QUEUED_WORK_BYTES,
     MEDIA_THREADS,
+    WORK_TURN_S,
 )
 from backend.errors import OverloadedError
 from common.rpc import enter_work, present_peer
@@ -205,6 +207,28 @@ async def run(work: Callable[[], Result], *, size_bytes: int, reads_media: bool 
     """
     by_size = "light" if size_bytes <= LIGHT_WORK_BYTES else "heavy"
     return await _lanes["media" if reads_media else by_size].run(work, size_bytes)
+
+
+async def run_in_turns(parts: Iterator[Result], *, size_bytes: int) -> list[Result]:
+    """Return all parts; each is made on a thread, which others have now and then meanwhile.
+
+    Args:
+        parts: Makes them; otherwise as for `run`.
+    """
+    made: list[Result] = []
+    while await run(partial(_take_turn, parts, made), size_bytes=size_bytes):
+        pass
+    return made
+
+
+def _take_turn(parts: Iterator[Result], made: list[Result]) -> bool:
+    """Make parts until the turn is over; tell whether there may be more."""
+    ends_at = time.monotonic() + WORK_TURN_S
+    for part in parts:
+        made.append(part)
+        if time.monotonic() >= ends_at:
+            return True
+    return False
 
 
 async def run_decoding(work: Callable[[], Result], *, size_bytes: int) -> Result:

@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from backend.config import ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S, MAX_ARRIVING
+from backend.config import ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S, MAX_ARRIVING, MAX_METADATA
+from common.machine_memory import Heap
 from common.rpc import Context, Continuation, FoundHandler, abort, received
 
 _GIVEN_UP = "the request has not arrived in full in time"
@@ -45,11 +46,15 @@ class ArrivalInterceptor(grpc.aio.ServerInterceptor):
     # As a set, in order of their start.
     _arrivals: dict[_Arrival, None] = field(default_factory=dict)
     _will_look: bool = False
+    _heap: Heap = field(default_factory=Heap)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> FoundHandler:
         """Have a handler of one request receive it here."""
+        if len(handler_call_details.invocation_metadata) > MAX_METADATA:
+            # gRPC has refused the call, and its memory is free, but not the system's.
+            self._heap.trim_soon()
         handler = await continuation(handler_call_details)
         return handler and received(handler, self._received)
 

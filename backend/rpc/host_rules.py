@@ -6,7 +6,7 @@ necessary to give the host's user the expected result.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,17 @@ from msgspec.structs import replace
 
 from backend.config import ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.core.prompt import Message, Tool
+from backend.core.prompt import JsonValue, Message, Tool
 from backend.errors import GrammarError, InvalidRequestError
 from backend.model.checkpoint.config_file import DRAFTING, asks_for_several
+from backend.model.text.template import RESERVED_OPTIONS
 from backend.pb import backend_pb2 as pb
 
 SCHEMA_KEY = "json_schema"
 _JSON = json.JSONDecoder()
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
+# The host glues the next text of the system prompt to it.
+_BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*;)+\s*")
 _TOOL_RESULT = re.compile(r"^\[Tool Result for (?P<call_id>[^\]\n]+)\]: ?", re.MULTILINE)
 
 
@@ -76,6 +79,31 @@ def restore_tool_results(messages: Sequence[Message]) -> tuple[Message, ...]:
         else:
             restored.append(message)
     return tuple(restored)
+
+
+def without_billing(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a conversation without the line by which Claude Code has its requests billed.
+
+    It begins the system prompt, and has a hash of the conversation, a word for subagents, and a
+    number of the request at some addresses: no other conversation would begin with the same tokens.
+    """
+    first = messages[:1]
+    if first and first[0].role == "system" and (line := _BILLING.match(first[0].content)):
+        rest = first[0].content[line.end() :]
+        first = (replace(first[0], content=rest),) if rest else ()
+    return (*first, *messages[1:])
+
+
+def wished_variables(
+    variables: Mapping[str, JsonValue], metadata: Mapping[str, str]
+) -> dict[str, JsonValue]:
+    """Return a template's variables without the labels of a request that no template may get.
+
+    The host copies all of a client's `metadata` among them. A label such as `conversation` is no
+    wish to replace the conversation.
+    """
+    labels = RESERVED_OPTIONS & metadata.keys()
+    return {name: value for name, value in variables.items() if name not in labels}
 
 
 def ruling_text(request: pb.PredictOptions) -> str:

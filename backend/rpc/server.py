@@ -265,6 +265,9 @@ class BackendServer:
     """Answers `Health` from its start, and every other call when it has services.
 
     Built and used on a running event loop.
+
+    Attributes:
+        deaf: Set once no calls are accepted any more.
     """
 
     def __init__(
@@ -286,10 +289,12 @@ class BackendServer:
         self._late_services = LateServices(_methods(*SERVICES) - {HEALTH_METHOD})
         names = [service.full_name for service in SERVICES]
         self._health = Health(names)
+        self.deaf = asyncio.Event()
         self._server = steady_server(
             _methods(*SERVICES, *_standard_services()),
             self._interceptors(config.auth_token, tracing),
             (*CHANNEL_OPTIONS, ("grpc.max_allowed_incoming_connections", limit)),
+            self.deaf,
         )
         self._health.add_to(self._server)
         every_name = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)

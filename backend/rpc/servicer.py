@@ -64,12 +64,13 @@ from backend.rpc.parsing.scoring_fields import (
     rerank_call,
     rerank_result,
     score_call,
-    score_response,
+    score_pieces,
     transcript_result,
     transcription_call,
 )
 from backend.rpc.reports import metadata_response, metrics_response, status_response
 from backend.rpc.server import FallibleEngine
+from common.log import shortened
 from common.machine_memory import Heap
 from common.process import in_own_thread
 from common.rpc import Context, identity_mismatch, present_request_bytes
@@ -389,12 +390,13 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         call = await _parsed(partial(embedding_call, request))
         return embedding_result(await embed(call, await self._model(request), self._engine))
 
-    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
+    async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse | bytes:
         """Answer with the log-probabilities of candidates."""
         call, model = await _parsed(partial(score_call, request)), await self._model(request)
         if call.question_type or model.card.kind is ModelKind.DECIDER:
             return decision_response(await decide(call, model, self._engine), request)
-        return score_response(await score(call, model, self._engine), request)
+        pieces = score_pieces(await score(call, model, self._engine), request)
+        return b"".join(await worker_pool.run_in_turns(pieces, size_bytes=0))
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""
@@ -495,5 +497,5 @@ def _failure_logged(model: str) -> Iterator[None]:
     try:
         yield
     except BackendError as error:
-        log.warning("LoadModel of %s failed: %s", model, error)
+        log.warning("LoadModel of %s failed: %s", shortened(model), shortened(str(error)))
         raise

@@ -13,9 +13,10 @@ from backend.cpu.products import prepare_products
 from backend.model.device import Device
 from backend.model.heads import HeadWeights
 
-pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("openblas")]
+pytestmark = [pytest.mark.mlx, pytest.mark.usefixtures("openblas", "any_size")]
 
 WIDTH = 64
+# Forms that our kernel does not know.
 MODES = [("affine", 32, 4), ("affine", 64, 6), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 
 
@@ -48,12 +49,6 @@ def types(made):
     return {weight.dtype for _, weight in tree_flatten(made.parameters())}
 
 
-@pytest.fixture(autouse=True)
-def any_size(monkeypatch):
-    """Quantised weights are of forms that our kernel does not know."""
-    monkeypatch.setattr(products, "FLOAT32_MIN_BYTES", 0)
-
-
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(products, "PIECE_WEIGHTS", 7 * WIDTH)
@@ -78,17 +73,17 @@ def test_the_scales_of_quantised_weights_are_cast_and_the_weights_stay():
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
 def test_quantised_weights_are_dequantised_if_a_quarter_of_the_memory_holds_them(
-    dtype, monkeypatch, caplog
+    dtype, set_memory, caplog
 ):
     made = network(dtype, ("affine", 32, 4))
     wide_bytes = 4 * sum(array.size for _, array in tree_flatten(network(mx.float32).parameters()))
-    monkeypatch.setattr(products, "memory_bytes", lambda: 4 * wide_bytes - 1)
+    set_memory(4 * wide_bytes - 1)
     with caplog.at_level("INFO"):
         prepare_products(made, keeps_type=False)
     assert types(made) == {mx.float32, mx.uint32}
     assert "the weights stay quantised" in caplog.text
     plain = network(dtype, ("affine", 32, 4))
-    monkeypatch.setattr(products, "memory_bytes", lambda: 4 * wide_bytes)
+    set_memory(4 * wide_bytes)
     made = network(dtype, ("affine", 32, 4))
     with caplog.at_level("INFO"):
         prepare_products(made, keeps_type=False)
@@ -175,14 +170,14 @@ def test_without_openblas_nothing_changes(monkeypatch):
     assert type(made.layers[0]) is nn.QuantizedLinear
 
 
-def test_weights_that_would_take_more_than_half_of_the_memory_stay(monkeypatch, caplog):
+def test_weights_that_would_take_more_than_half_of_the_memory_stay(set_memory, caplog):
     made = network(mx.bfloat16)
     wide_bytes = 2 * sum(weight.nbytes for _, weight in tree_flatten(made.parameters()))
-    monkeypatch.setattr(products, "memory_bytes", lambda: 2 * wide_bytes - 1)
+    set_memory(2 * wide_bytes - 1)
     prepare_products(made, keeps_type=False)
     assert types(made) == {mx.bfloat16}
     assert "the weights stay bfloat16" in caplog.text
-    monkeypatch.setattr(products, "memory_bytes", lambda: 2 * wide_bytes)
+    set_memory(2 * wide_bytes)
     prepare_products(made, keeps_type=False)
     assert types(made) == {mx.float32}
 

@@ -6,8 +6,9 @@ import threading
 import mlx.core as mx
 import pytest
 
-from backend.cpu import exponentials, whole_attention
+from backend.cpu import attention_kernel, exponentials, shared_work, whole_attention
 from backend.cpu.install import install
+from backend.cpu.kernels import kernels
 from backend.cpu.whole_attention import attend_whole
 from backend.engine.kv import layer as attention
 from backend.model.device import Device
@@ -18,22 +19,22 @@ HEADS, KV_HEADS, POSITIONS, WIDTH, HEAD_WIDTH, VALUE_WIDTH = 4, 2, 50, 11, 16, 8
 SCALE = HEAD_WIDTH**-0.5
 
 
-@pytest.fixture(autouse=True)
-def pieces(monkeypatch):
-    """However few scores there are, as many as those of three tokens are a piece."""
-    monkeypatch.setattr(exponentials, "LEAST_NUMBERS", 0)
-    monkeypatch.setattr(whole_attention, "PIECE_SCORES", 3 * HEADS * POSITIONS)
-
-
 @pytest.fixture
 def sized(monkeypatch):
-    """Sets what the module has by name."""
+    """Sets what a module has by name."""
 
-    def change(**sizes):
+    def change(module=whole_attention, **sizes):
         for name, value in sizes.items():
-            monkeypatch.setattr(whole_attention, name, value)
+            monkeypatch.setattr(module, name, value)
 
     return change
+
+
+@pytest.fixture(autouse=True)
+def pieces(sized):
+    """However few scores there are, as many as those of three tokens are a piece."""
+    sized(exponentials, LEAST_NUMBERS=0)
+    sized(PIECE_SCORES=3 * HEADS * POSITIONS, LEAST_OF_KERNEL=10**6)
 
 
 @pytest.fixture
@@ -50,9 +51,30 @@ def in_blocks(in_pieces):
 
 
 @pytest.fixture
-def in_tiles(in_pieces):
+def by_numpy(sized):
+    """Refuse the kernel."""
+    sized(attention_kernel, kernels=lambda: None)
+
+
+@pytest.fixture
+def by_kernel(sized):
+    """Refuse NumPy's tiles; no part of the positions ends where a tile of the kernel does."""
+    if kernels() is None:
+        pytest.skip("there is no C compiler")
+    sized(product=None)
+    sized(attention_kernel, CHUNK=18, MOST_QUERIES=10**6)
+
+
+@pytest.fixture
+def in_tiles(in_pieces, by_numpy):  # noqa: ARG001 (a fixture)
     """Refuse pieces as well; a tile is that of one head, and none ends where the keys do."""
     in_pieces(LEAST_TILED=0, TILE_SCORES=60, LEAST_POSITIONS=7, LEAST_TILE_SCORES=0, over_own=None)
+
+
+@pytest.fixture
+def in_kernel(in_pieces, by_kernel):  # noqa: ARG001 (a fixture)
+    """Refuse pieces as well."""
+    in_pieces(LEAST_TILED=0, over_own=None)
 
 
 def arrays(rows, width=WIDTH, dtype=mx.float32):
@@ -82,10 +104,11 @@ MASKS = {
     "for all rows": lambda _: selecting(1, 1, WIDTH, POSITIONS),
     "by row": lambda rows: selecting(rows, 1, WIDTH, POSITIONS),
     "for all queries": lambda rows: selecting(rows, 1, 1, POSITIONS),
+    "by row, turned": lambda rows: selecting(POSITIONS, WIDTH, 1, rows).transpose(3, 2, 1, 0),
 }
 
 
-@pytest.mark.parametrize("way", ["in_pieces", "in_blocks", "in_tiles"])
+@pytest.mark.parametrize("way", ["in_pieces", "in_blocks", "in_tiles", "in_kernel"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("mask", MASKS)
@@ -101,8 +124,8 @@ def test_it_is_that_of_mlx(request, mask, has_sinks, rows, way):
 
 @pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("mask", ["none", "by row", "for all queries"])
-@pytest.mark.parametrize("tile_scores", [60, 2**16])
-def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_shared, tile_scores):
+@pytest.mark.parametrize("way", [("in_tiles", 60), ("in_tiles", 2**16), ("in_kernel", 60)])
+def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_shared, way):
     queries, keys, values = arrays(3)
     if is_shared:
         keys, values = keys[:1], values[:1]
@@ -111,7 +134,8 @@ def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_share
         seen[1] = False  # a row that sees none of these keys
     over = attention.over_shared if is_shared else attention.over_own
     expected = over(queries, keys, values, SCALE, seen)
-    request.getfixturevalue("in_tiles")
+    fixture, tile_scores = way
+    request.getfixturevalue(fixture)
     sized(TILE_SCORES=tile_scores)
     output, top, total = whole_attention.attend_part(queries, keys, values, SCALE, seen)
     assert mx.allclose(output, expected.output, rtol=1e-5, atol=1e-5)
@@ -119,11 +143,15 @@ def test_a_part_of_the_keys_is_that_of_the_engine(request, sized, mask, is_share
     assert mx.allclose(total, expected.total, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tile_scores", [60, 2**16])
+@pytest.mark.parametrize("way", [("by_numpy", 60), ("by_numpy", 2**16), ("by_kernel", 60)])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("mask", ["none", "causal", "by row"])
 @pytest.mark.parametrize(("bits", "group_size"), [(8, 64), (8, 32), (4, 32), (4, 64)])
-def test_quantised_keys_are_attended_to_as_by_mlx(sized, bits, group_size, mask, rows, tile_scores):
+def test_quantised_keys_are_attended_to_as_by_mlx(
+    request, sized, bits, group_size, mask, rows, way
+):
+    fixture, tile_scores = way
+    request.getfixturevalue(fixture)
     queries, packing = arrays(rows)[0], {"bits": bits, "group_size": group_size}
     queries = mx.concatenate([queries] * 4, axis=-1)
     numbers = mx.random.normal((2, rows, KV_HEADS, POSITIONS + 5, queries.shape[-1]))
@@ -142,7 +170,10 @@ def test_quantised_keys_are_attended_to_as_by_mlx(sized, bits, group_size, mask,
 
 
 def test_few_scores_and_16_bits_are_no_part_to_compute_here(sized):
-    assert whole_attention.attend_part(*arrays(3), SCALE, None) is None
+    for least, most, is_known in ((1, 0, False), (0, 1, False), (0, 0, kernels() is not None)):
+        scores, of_head = 3 * HEADS * WIDTH * POSITIONS, HEADS // KV_HEADS * WIDTH
+        sized(LEAST_OF_KERNEL=scores + least, MOST_QUERIES=of_head - most)
+        assert (whole_attention.attend_part(*arrays(3), SCALE, None) is not None) == is_known
     sized(LEAST_TILED=0)
     assert whole_attention.attend_part(*arrays(3), SCALE, None)
     assert whole_attention.attend_part(*arrays(3, dtype=mx.bfloat16), SCALE, None) is None
@@ -177,7 +208,7 @@ def test_a_prefix_that_rows_share_is_computed_in_tiles(monkeypatch, sized, rows)
 @pytest.mark.usefixtures("in_blocks")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_blocks_are_shared_by_as_many_threads_as_products_have(monkeypatch, threads):
-    blas = whole_attention.openblas
+    blas = shared_work.openblas
     monkeypatch.setattr(blas, "has_openblas", lambda: True)
     monkeypatch.setattr(blas, "threads", lambda: threads)
     used, block, both = set(), whole_attention.attend_block, threading.Barrier(threads, timeout=30)
@@ -190,10 +221,10 @@ def test_blocks_are_shared_by_as_many_threads_as_products_have(monkeypatch, thre
 
     expected = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
     monkeypatch.setattr(whole_attention, "attend_block", noted)
-    monkeypatch.setattr(whole_attention, "usable_cores", lambda: threads)
-    whole_attention.block_threads.cache_clear()
+    monkeypatch.setattr(shared_work, "usable_cores", lambda: threads)
+    shared_work.work_threads.cache_clear()
     output = attend_whole(*arrays(1), scale=SCALE, mask="causal", sinks=None)
-    whole_attention.block_threads.cache_clear()
+    shared_work.work_threads.cache_clear()
     assert len(used) == threads
     assert mx.array_equal(output, expected)
 

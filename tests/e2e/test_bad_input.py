@@ -283,6 +283,24 @@ async def test_a_schema_of_the_metadata_that_cannot_be_followed_is_named_as_such
             assert re.match(r'Metadata\["json_schema"\]: (?!Grammar).*objekt', details)
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "object", "propertyNames": {"type": [{}]}}',
+        '{"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "minItems": -1}',
+        '{"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "minItems": 1e999}',
+    ],
+)
+async def test_a_schema_with_values_that_cannot_be_is_the_callers_fault(
+    shared, tiny_models, schema
+):
+    async with shared(tiny_models("llama")) as backend:
+        request = raw(Metadata={"json_schema": schema})
+        code, details = await code_of(backend.stub.Predict(request))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "json_schema" in details
+
+
 async def test_the_wrong_identity_is_refused_on_every_call_that_carries_one(shared, tiny_models):
     async with shared(tiny_models("llama")) as backend:
         other = {"ModelIdentity": "another"}

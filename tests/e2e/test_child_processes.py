@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from real_process import TIMEOUT_S, real_backend
 from waiting import wait_until
@@ -103,6 +104,24 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
     assert "kept from child processes:" in log
     assert "HF_TOKEN" in log
     assert not [value for value in (SESAME, "word") if value in log]
+
+
+@pytest.mark.parametrize("shadowed", ["", "json", "mlx_lm"])
+def test_variables_with_which_no_engine_starts_leave_the_model_and_its_streams(tmp_path, shadowed):
+    name, value = ("PYTHONPATH", str(tmp_path)) if shadowed else ("PYTHONHOME", "/nowhere")
+    (tmp_path / f"{shadowed}.py").write_text("raise ImportError", encoding="utf-8")
+    with real_backend(tmp_path / "log") as backend:
+        backend.load("demo")
+        request = pb.PredictOptions(Prompt="Once", Tokens=0, IgnoreEOS=True)
+        stream = backend.stub.PredictStream(request, timeout=TIMEOUT_S)
+        next(stream)
+        with pytest.raises(grpc.RpcError) as caught:
+            backend.load("demo", EnvVars=[f"{name}={value}".encode()])
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details().startswith("EnvVars: no engine starts with them")
+        next(stream)
+        stream.cancel()
+        backend.load("demo", EnvVars=[b"A_VARIABLE=1"])
 
 
 def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):

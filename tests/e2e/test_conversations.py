@@ -1,5 +1,6 @@
 """Messages anywhere, through the socket: what the model reads, and what the prompt cache keeps."""
 
+import json
 from pathlib import Path
 
 import grpc
@@ -70,6 +71,16 @@ async def test_results_of_functions_and_of_no_call_are_read(shared, tiny_models,
         assert "RES" in await read(backend, [user("U"), system("RES", "tool")])
 
 
+async def test_results_are_read_in_the_order_of_their_calls(shared, tiny_models):
+    calls = [{"id": each, "function": {"name": "f", "arguments": "{}"}} for each in "ab"]
+    calling = {"role": "assistant", "tool_calls": json.dumps(calls)}
+    results = [{"role": "tool", "content": f"R{each}", "tool_call_id": each} for each in "ab"]
+    async with shared(tiny_models("llama")) as backend:
+        text = await read(backend, [user("U"), calling, *results])
+        assert text.index("Ra") < text.index("Rb")
+        assert await read(backend, [user("U"), calling, *reversed(results)]) == text
+
+
 async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_models, tmp_path):
     last = tmp_path / "last.jinja"
     last.write_text("{{ messages[-1].content }}")
@@ -82,10 +93,10 @@ async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_model
         assert (await backend.stub.Predict(chat([user("U")], Tokens=1))).tokens == 1
 
 
-async def reused(backend, messages):
+async def reused(backend, messages, tools=()):
     """Ask; return the tokens of the prompt, and how many of them were cached."""
     before = backend.engine.status().metrics["prompt_cache.hit_tokens"]
-    reply = await backend.stub.Predict(chat(messages, Tokens=2, IgnoreEOS=True))
+    reply = await backend.stub.Predict(chat(messages, tools=tools, Tokens=2, IgnoreEOS=True))
     await until(lambda: backend.is_idle)
     return reply.prompt_tokens, backend.engine.status().metrics["prompt_cache.hit_tokens"] - before
 
@@ -102,3 +113,35 @@ async def test_a_conversation_with_later_system_messages_stays_cached(shared, ti
             # All but the start of the reply, which is written otherwise.
             assert hit_tokens > asked - 12
             asked = prompt_tokens
+
+
+async def test_steps_of_an_agent_stay_cached_where_the_template_moves_the_system_text(
+    shared, tiny_models
+):
+    words = "ba be bi bo bu " * 8
+    messages = [system(f"S {words}"), user(f"U {words}"), assistant("A"), user(f"V {words}")]
+    tools = [{"type": "function", "function": {"name": "f", "description": words}}]
+    async with shared(tiny_models("llama"), Options=on("mistral")) as backend:
+        asked, _ = await reused(backend, messages, tools)
+        for turn in range(3):
+            call = {"id": f"c{turn}", "function": {"name": "f", "arguments": "{}"}}
+            messages += [{**assistant(f"A{turn}"), "tool_calls": json.dumps([call])}]
+            messages += [{"role": "tool", "content": words, "tool_call_id": call["id"]}]
+            prompt_tokens, hit_tokens = await reused(backend, messages, tools)
+            assert hit_tokens > asked - 12
+            asked = prompt_tokens
+
+
+async def test_a_call_that_was_cut_off_leaves_the_rest_of_the_prompt_alone(shared, tiny_models):
+    before = [system("S", "developer"), user("U")]
+    call = {"id": "c1", "function": {"name": "f", "arguments": '{"path": "a'}}
+    after = [
+        {"role": "assistant", "tool_calls": json.dumps([call])},
+        {"role": "tool", "content": "R", "tool_call_id": "c1"},
+    ]
+    async with shared(tiny_models("llama"), Options=on("xml")) as backend:
+        start = await read(backend, before)
+        assert start.startswith("<|system|>S")
+        text = await read(backend, [*before, *after])
+    assert text.startswith(start)
+    assert '{"path": "a' in text

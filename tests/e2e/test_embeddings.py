@@ -114,7 +114,7 @@ async def test_an_input_that_is_too_long_is_refused_with_both_numbers(tiny_model
         ):
             code, details = await code_of(backend.stub.Embedding(request))
             assert code is INVALID
-            assert "tokens do not fit the context of 16 tokens" in details
+            assert "tokens do not fit: this model's maximum context length is 16 tokens" in details
         whole = await backend.stub.Embedding(pb.PredictOptions(EmbeddingTokens=[1] * 16))
         assert whole.prompt_tokens == 16
 

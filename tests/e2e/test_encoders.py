@@ -173,7 +173,7 @@ async def test_as_many_tokens_as_there_are_positions_fit(encoders, model_type):
         code, details = await code_of(backend.stub.Embedding(request(POSITIONS + 1)))
     assert longest.prompt_tokens == POSITIONS
     assert code is INVALID
-    assert details.endswith("129 tokens do not fit the context of 128 tokens")
+    assert "129 tokens do not fit: this model's maximum context length is 128 tokens" in details
 
 
 async def test_a_checkpoint_says_how_long_its_texts_were(tmp_path):
@@ -189,7 +189,7 @@ async def test_a_checkpoint_says_how_long_its_texts_were(tmp_path):
     async with served(directory, MaxModelLen=20) as backend:
         code, details = await code_of(embed(backend, TEXTS[1]))
     assert code is INVALID
-    assert details.endswith("do not fit the context of 20 tokens")
+    assert "do not fit: this model's maximum context length is 20 tokens" in details
 
 
 def expected_relevance(directory, copy, query):

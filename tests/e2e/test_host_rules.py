@@ -85,6 +85,17 @@ async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_a
     assert prompts[0] == prompts[1]
 
 
+async def test_prompts_of_claude_code_begin_alike_whoever_pays_for_them(shared):
+    head = "x-anthropic-billing-header: cc_version=2.1.197.{}; cc_entrypoint=cli; cch={};"
+    prompts = [
+        chat([{"role": "system", "content": head.format(*words) + "You help."}, user("Hello!")])
+        for words in (("c7a", "eb6c6"), ("01c", "0aaa9; cc_is_subagent=true"))
+    ]
+    async with shared(MODEL_DIR) as backend:
+        one, other = [(await backend.stub.TokenizeString(prompt)).tokens for prompt in prompts]
+    assert one == other
+
+
 GREETING = {
     "type": "object",
     "properties": {"greeting": {"type": "string", "maxLength": 20}},

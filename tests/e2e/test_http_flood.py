@@ -32,12 +32,25 @@ def read(port, path):
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize(("option", "path"), [("--metrics-addr", "metrics"), ("--dashboard", "")])
-def test_half_open_connections_stay_few_and_others_are_answered(tmp_path, option, path):
-    port = free_port()
-    words = ("sh", "-c", f'exec "$@" {option} 127.0.0.1:{port}', "sh")
-    with real_backend(tmp_path / "log", prefix=words) as backend, ExitStack() as others:
+@pytest.fixture(scope="module")
+def ports():
+    """The HTTP ports of the server, by the option that opens each."""
+    return {option: free_port() for option in ("--metrics-addr", "--dashboard")}
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory, ports):
+    options = " ".join(f"{option} 127.0.0.1:{port}" for option, port in ports.items())
+    words = ("sh", "-c", f'exec "$@" {options}', "sh")
+    with real_backend(tmp_path_factory.mktemp("flood") / "log", prefix=words) as backend:
         backend.stub.Status(pb.HealthMessage(), timeout=TIMEOUT_S)
+        yield backend
+
+
+@pytest.mark.parametrize(("option", "path"), [("--metrics-addr", "metrics"), ("--dashboard", "")])
+def test_half_open_connections_stay_few_and_others_are_answered(backend, ports, option, path):
+    port = ports[option]
+    with ExitStack() as others:
         read(port, path)
         files = open_files(backend)
         for number in range(CONNECTIONS):

@@ -193,6 +193,12 @@ async def test_a_missing_path_is_told_and_the_next_load_works(tiny_models, tmp_p
         ({"MaxModelLen": -5}, ["MaxModelLen"]),
         ({"TensorParallelSize": -1}, ["TensorParallelSize", "between 1 and 1024"]),
         ({"TensorParallelSize": 10**6}, ["TensorParallelSize", "between 1 and 1024"]),
+        ({"TensorParallelSize": 1024}, ["TensorParallelSize: 1024 processes", "attention heads"]),
+        (
+            {"Options": ["tensor_parallel_size:999", "distributed:pipeline"]},
+            ["TensorParallelSize: 999 processes: the model has 2 layers"],
+        ),
+        ({"Options": ["hosts:" + "127.0.0.1," * 1000]}, ["Options: hosts: 1000 processes"]),
         ({"LoraAdapters": ["a"], "LoraScales": [1.0, 2.0]}, ["LoraScales"]),
     ],
 )
@@ -201,6 +207,20 @@ async def test_bad_load_options_are_told(tiny_models, options, words):
         code, details = await code_of(backend.load(tiny_models("llama"), **options))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert all(word in details for word in words), details
+
+
+async def test_what_a_refused_load_puts_into_the_log_is_short(tiny_models, caplog):
+    caplog.set_level("INFO")
+    odd = {
+        "DType": "x" * 100_000,
+        "Options": ["y" * 100_000],
+        "CacheTypeKey": "q4_" + "z" * 100_000,
+    }
+    async with served() as backend:
+        for chosen in (odd, {**odd, "CacheTypeKey": ""}):
+            await code_of(backend.load(tiny_models("llama"), **chosen))
+    assert "unknown options: yyy" in caplog.text
+    assert max(len(record.getMessage()) for record in caplog.records) < 5000
 
 
 async def test_an_unknown_option_is_logged_and_ignored(tiny_models, caplog):

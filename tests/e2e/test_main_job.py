@@ -48,14 +48,14 @@ async def test_a_chat_thinks_then_calls_the_tool(backend):
 
 async def test_the_call_is_streamed_in_pieces_and_sent_once(backend):
     counts = []
-    for _ in range(10):
+    # On a busy machine tokens may come together.
+    while len(counts) < 10 or (max(counts) == 1 and len(counts) < 200):
         reply = await stream(backend.stub, chat([user(QUESTION)], tools=[WEATHER_TOOL]))
         pieces = [p for r in reply.replies for d in r.chat_deltas for p in d.tool_calls]
         assert [bool(p.name) for p in pieces].count(True) == 1
         assert [bool(p.id) for p in pieces].count(True) == 1
         assert not any(r.chat_deltas for r in reply.replies[-1:] if r.message)
         counts.append(sum(bool(p.arguments) for p in pieces))
-    # On a busy machine tokens may come together.
     assert max(counts) > 1
 
 

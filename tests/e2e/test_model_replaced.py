@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -199,6 +200,26 @@ NEVER = {
         {"Options": ["chat_template:{}/../odd.jinja"]},
         "odd.jinja has 4194305 bytes, more than",
     ),
+    "a file of hosts without end": (
+        lambda _: None,
+        {"Options": ["hostfile:/dev/zero"]},
+        "hostfile: /dev/zero cannot be used: it is no file of at most",
+    ),
+    "a home of nobody": (
+        lambda _: None,
+        {"LoraAdapter": "~nobody-of-this-name/x"},
+        "LoraAdapter: is in the home of a user who does not exist",
+    ),
+    "a cache in a home of nobody": (
+        lambda _: None,
+        {"Options": ["cache_dir:~nobody-of-this-name"]},
+        "cache_dir: is in the home of a user",
+    ),
+    "a template in a home of nobody": (
+        lambda _: None,
+        {"Options": ["chat_template:~nobody-of-this-name"]},
+        "is neither a",
+    ),
     "no template": (lambda _: None, {"Options": ["chat_template:" + "9" * 400]}, "is neither a"),
     "a folder that is none": (lambda _: None, {"Options": ["cache_dir:a\0"]}, "cache_dir: is not"),
     "a number that is too large": (
@@ -233,6 +254,36 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
         assert (await running).replies[-1].tokens == LONG.Tokens
         assert (await backend.stub.Predict(PROMPT)).tokens == 2
         assert backend.engine.process_id == process
+
+
+async def test_loads_that_cannot_work_wait_for_no_other_and_hold_up_nobody(decoders, tmp_path):
+    bad = shutil.copytree(decoders[1], tmp_path / "bad")
+    (bad / "config.json").unlink()
+    draft = ["speculation:draft", f"draft_model:{tmp_path}/nowhere"]
+    asked = {
+        "/nowhere": (tmp_path / "nowhere", {}),
+        "has no config.json": (bad, {}),
+        "gone does not exist": (decoders[1], {"LoraAdapter": "gone"}),
+        "draft_model: there is no model": (decoders[0], {"Options": draft}),
+    }
+    async with served(decoders[0]) as backend:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.setblocking(False)
+            hub = "HF_ENDPOINT=http://{}:{}".format(*silent.getsockname())
+            variables = [hub.encode(), b"HF_HUB_OFFLINE=0", f"HF_HOME={tmp_path}".encode()]
+            load = asyncio.ensure_future(code_of(backend.load("org/model", EnvVars=variables)))
+            taken, _ = await asyncio.get_running_loop().sock_accept(silent)
+            each = [*asked.values()] * 10
+            loads = [code_of(backend.load(model, **options)) for model, options in each]
+            refusals = await asyncio.gather(*loads)
+            assert (await backend.stub.Predict(PROMPT)).tokens == 2
+            assert not load.done()
+            taken.close()
+        code, _ = await load
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert {code.name for code, _ in refusals} == {"NOT_FOUND", "INVALID_ARGUMENT"}
+    told = [words in details for (_, details), words in zip(refusals, [*asked] * 10, strict=True)]
+    assert all(told)
 
 
 async def test_after_a_load_that_fails_late_the_model_is_loaded_again(decoders, tmp_path):

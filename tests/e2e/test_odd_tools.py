@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import grpc
 import pytest
@@ -87,6 +88,19 @@ async def test_odd_tools_can_be_offered_and_required_together(shared):
             for choice in ("auto", "required"):
                 request = chat([QUESTION], tools=offered, Tokens=3, ToolChoice=choice)
                 assert (await stream(backend.stub, request)).last.tokens
+
+
+async def test_a_list_whose_items_cannot_all_be_enforced_is_still_one_of_texts(shared):
+    last = "[a-z0-9][a-z0-9-]{0,61}[a-z0-9]"
+    labels = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+"
+    domain = {"type": "string", "pattern": f"^{labels}{last}$", "minLength": 1, "maxLength": 253}
+    sites = {"type": "array", "items": domain, "minItems": 1, "maxItems": 1}
+    schema = {"type": "object", "properties": {"sites": sites}, "required": ["sites"]}
+    request = chat([QUESTION], tools=[other(schema)], Tokens=400, ToolChoice="required", Seed=1)
+    async with served_in(shared, "qwen3_coder_xml") as backend:
+        [call, *_] = (await stream(backend.stub, request)).calls.values()
+    [site] = json.loads(call["arguments"])["sites"]
+    assert re.fullmatch(domain["pattern"], site)
 
 
 async def test_an_answer_follows_its_schema_beside_odd_tools(shared):

@@ -65,8 +65,8 @@ async def test_a_browser_shows_requests_memory_and_cache_and_no_markup_of_theirs
         with PageServer(ANY_PORT, backend.engine, SESAME) as page:
             open_door = f"{page.url}#token={SESAME}"
             shown = await asyncio.to_thread(rendered, find_browser(), open_door)
+            running.cancel()
             locked = await asyncio.to_thread(rendered, find_browser(), page.url)
-        running.cancel()
     assert "(llama)</h1>" in shown
     assert f"<title>{escape(MARKUP, quote=False)}-" in shown
     assert "<img" not in shown

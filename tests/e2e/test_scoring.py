@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from serving import code_of, served, stream
 from transformers import AutoTokenizer
+from waiting import until
 
 from backend.pb import backend_pb2 as pb
 from scripts.tiny_retrieval import build_reranker
@@ -241,3 +242,33 @@ async def test_with_truncate_a_query_that_leaves_no_room_is_refused(shared, rera
         code, details = await code_of(rerank(backend, query="ba " * 400))
     assert code is INVALID
     assert details.startswith("query: ")
+
+
+@pytest.mark.parametrize("rpc", ["Score", "Rerank"])
+async def test_a_thousand_texts_of_each_caller_leave_threads_to_others(tmp_path, rpc):
+    """Each call is refused for its last text, so that it ends with the reading of all."""
+    texts = ["ba be bi " * 50] * 1023 + ["ba be bi " * 4000]
+    async with served(build_reranker(tmp_path), Options=["reranker:qwen3"]) as backend:
+        stub = backend.stub
+        calls = {
+            "Score": lambda: stub.Score(pb.ScoreRequest(prompt="ba", candidates=texts)),
+            "Rerank": lambda: stub.Rerank(pb.RerankRequest(query="ba", documents=texts)),
+        }
+        refusals = [asyncio.ensure_future(code_of(calls[rpc]())) for _ in range(8)]
+        # The first may come before them.
+        for _ in range(3):
+            await stub.TokenizeString(pb.PredictOptions(Prompt="ba be " * 10_000))
+        assert not [each for each in refusals if each.done()]
+        for code, details in await asyncio.gather(*refusals):
+            assert (code, "[1023]: " in details) == (INVALID, True), details
+
+
+async def test_a_short_score_does_not_wait_for_all_the_long_ones(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        long = ["ba be bi " * 20] * 64
+        others = [asyncio.ensure_future(score(backend, candidates=long)) for _ in range(8)]
+        await until(lambda: backend.engine.calls.background_jobs == len(others))
+        await score(backend, candidates=[" da"])
+        assert sum(each.done() for each in others) < len(others) / 2
+        for each in others:
+            each.cancel()

@@ -5,7 +5,7 @@ from functools import cache
 import grpc
 import numpy as np
 import pytest
-from serving import chat, code_of, served, stream, user
+from serving import chat, code_of, stream, user
 from vision import Reference, parts, picture, shown, token_ids, wav
 
 from scripts.sweep.vision_models import build_vision_model
@@ -41,10 +41,10 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", ["fastvlm", "gemma3n"])
-async def test_pictures_are_read_as_mlx_vlm_reads_them(built, family):
+async def test_pictures_are_read_as_mlx_vlm_reads_them(shared, built, family):
     directory, reference = built(family)
     questions = {"What is it?": [picture(1)], "ba bi": [picture(2, (96, 48))], "Text, be bi.": []}
-    async with served(directory, TrustRemoteCode=True) as backend:
+    async with shared(directory, TrustRemoteCode=True) as backend:
         ours = [await reply(backend, text, **shown(*images)) for text, images in questions.items()]
         blind = await reply(backend, "What is it?")
     assert ours[0] != blind
@@ -53,10 +53,10 @@ async def test_pictures_are_read_as_mlx_vlm_reads_them(built, family):
         assert agree(tokens, reference.tokens(messages, COUNT))
 
 
-async def test_gemma3n_hears_sounds_as_mlx_vlm_does(built):
+async def test_gemma3n_hears_sounds_as_mlx_vlm_does(shared, built):
     directory, reference = built("gemma3n")
     content = [{"type": "audio"}, {"type": "text", "text": "What is it?"}]
-    async with served(directory, TrustRemoteCode=True) as backend:
+    async with shared(directory, TrustRemoteCode=True) as backend:
         heard = {
             hertz: await reply(backend, "What is it?", Audios=[wav(tone(hertz))])
             for hertz in (220, 880)
@@ -73,11 +73,11 @@ def tone(hertz):
     return (np.round(np.sin(2 * np.pi * hertz * times) * 16_000) / 32_768).astype(np.float32)
 
 
-async def test_a_sound_that_gemma3n_would_cut_is_refused(built):
+async def test_a_sound_that_gemma3n_would_cut_is_refused(shared, built):
     """Upstream contract: its processor drops what comes after 30 s without a word."""
     directory, _ = built("gemma3n")
     request = chat([user("What is it?")], Audios=[wav(np.zeros(31 * 16_000))], Tokens=1)
-    async with served(directory, TrustRemoteCode=True) as backend:
+    async with shared(directory, TrustRemoteCode=True) as backend:
         code, details = await code_of(backend.stub.Predict(request))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "Audios[0]" in details

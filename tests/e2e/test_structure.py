@@ -278,16 +278,56 @@ async def test_required_calls_are_valid_in_every_format(tiny_models, name):
         assert seed % 2 or call["name"] == "note_add"
 
 
+@pytest.mark.parametrize(
+    ("parser", "beginning"),
+    [
+        pytest.param("json_list", "<tool_calls>\n{", id="MiniMax M1"),
+        pytest.param("llama3_json", "<function=", id="Functionary 3.1"),
+        pytest.param("phi4", "functools[", id="Firefunction"),
+    ],
+)
+async def test_a_call_may_have_the_layout_of_a_neighbour_of_its_format(
+    tiny_models, parser, beginning
+):
+    options = [f"tool_parser!:{parser}", "reasoning_parser:none"]
+    async with served(tiny_models("qwen3"), Options=options) as backend:
+        choices = ["required"] * 24
+        replies = await with_one_call(backend.stub, choices, tools=TOOLS, Tokens=200, Logprobs=1)
+    written = [
+        "".join(
+            entry["token"]
+            for each in reply.replies
+            if each.logprobs
+            for entry in json.loads(each.logprobs)["content"]
+        )
+        for reply in replies
+    ]
+    found = [r for r, text in zip(replies, written, strict=True) if text.startswith(beginning)]
+    whole = [reply for reply in found if reply.last.tokens < 200]
+    assert whole, written
+    for reply in whole:
+        [call] = reply.calls.values()
+        assert is_call(call)
+        assert not reply.content.strip()
+
+
 @pytest.mark.parametrize("parser", ["hermes_json", "qwen3_coder_xml", "gemma4"])
 async def test_an_argument_is_not_lost_because_of_its_place_in_the_schema(tiny_models, parser):
     """A host may have sorted the names: `limit` before `path`, which models write first."""
-    names = {"limit": {"enum": [1, 2]}, "path": {"enum": ["a", "b"]}}
-    parameters = {"type": "object", "properties": names, "required": ["limit", "path"]}
+    names = {"column": {"enum": [3, 4]}, "line": {"enum": [1, 2]}}
+    place = {"type": "object", "properties": names, "required": ["column", "line"]}
+    parameters = {
+        "type": "object",
+        "properties": {"limit": {"enum": [1, 2]}, "path": {"$ref": "#/$defs/place"}},
+        "required": ["limit", "path"],
+        "$defs": {"place": place},
+    }
     tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
     options = [f"tool_parser!:{parser}", "reasoning_parser:none"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
         replies = await with_one_call(backend.stub, ["required"] * 12, tools=tools, Tokens=200)
     whole = [call for reply in replies if reply.last.tokens < 200 for call in reply.calls.values()]
     assert len(whole) > 6
-    orders = {tuple(json.loads(call["arguments"])) for call in whole}
-    assert orders == {("path", "limit"), ("limit", "path")}
+    written = [json.loads(call["arguments"]) for call in whole]
+    assert {tuple(each) for each in written} == {("path", "limit"), ("limit", "path")}
+    assert {tuple(each["path"]) for each in written} == {("column", "line"), ("line", "column")}

@@ -160,6 +160,20 @@ async def test_free_ends_a_running_load(engine, tiny_models):
     assert engine.model is None
 
 
+async def test_free_ends_the_loads_that_wait_too_and_none_that_come_later(engine, tiny_models):
+    families = ("llama", "qwen3", "mamba2")
+    loads = [asyncio.create_task(engine.load(options(tiny_models(each)))) for each in families]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    freeing = asyncio.create_task(engine.free())
+    await asyncio.sleep(0)
+    later = await engine.load(options(tiny_models("llama")))
+    await freeing
+    ended = await asyncio.gather(*loads, return_exceptions=True)
+    assert [type(each) for each in ended] == [LoadCancelledError] * 3
+    assert later.model_type == engine.model.card.model_type
+
+
 async def test_free_gives_memory_back_and_ends_requests(engine, tiny_models):
     await engine.load(options(tiny_models("llama")))
     running = asyncio.create_task(collect(engine, endless_request("a")))

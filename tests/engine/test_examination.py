@@ -168,7 +168,7 @@ def test_other_libraries_other_files_and_another_machine_are_tried_again(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, lambda _: "99.9")
             assert model_key(options, model) != first
-    for name in ("device_name", "usable_cores", "has_openblas"):
+    for name in ("device_name", "usable_cores", "kernel_name"):
         with monkeypatch.context() as patch:
             patch.setattr(keys, name, lambda: "another")
             assert model_key(options, model) != first

@@ -1,13 +1,18 @@
-"""Ten thousand malformed requests leave a process that answers, is idle, and holds no more."""
+"""Floods of malformed requests and of headers leave a process that answers, and holds no more."""
 
 import asyncio
+import socket
+import threading
+from contextlib import closing
 from itertools import cycle, islice
 
 import grpc
 import grpc.aio
 import pytest
+from http2 import PREFACE, REMEMBERED, RESET, field, opened, read_frames
 from real_process import TIMEOUT_S, real_backend
 from serving import code_of
+from waiting import wait_until
 
 from backend.pb import backend_pb2 as pb
 
@@ -90,3 +95,28 @@ def test_ten_thousand_malformed_requests_leave_the_server_as_it_was(tiny_models,
         assert backend.is_idle()
     assert statuses == REFUSALS
     assert growth < MAX_GROWTH_MB
+
+
+# A header of 4 kB, and calls that name it in a byte: gRPC reads 16 MB for 4 kB that are sent.
+REMEMBERS = field(b"x-odd", b"a" * 3900, remembers=True)
+REPEATED = 4000
+CALLS, MOST_RESET = 2000, 1500
+MAX_HEADERS_MB, MAX_LEFT_MB = 400.0, 50.0
+
+
+def test_headers_that_stand_for_many_take_bounded_memory_for_a_while(tmp_path):
+    path = "/backend.Backend/Predict"
+    calls = [opened(number, path, REMEMBERED * REPEATED) for number in range(3, 2 * CALLS, 2)]
+    flood = b"".join((PREFACE, opened(1, path, REMEMBERS), *calls))
+    with real_backend(tmp_path / "log") as backend:
+        backend.stub.Status(pb.HealthMessage(), timeout=TIMEOUT_S)
+        before = backend.resident_mb
+        host, port = backend.process.address.rsplit(":", 1)
+        with closing(socket.create_connection((host, int(port)), TIMEOUT_S)) as attacker:
+            sending = threading.Thread(target=attacker.sendall, args=(flood,))
+            sending.start()
+            read_frames(attacker, RESET, MOST_RESET)
+            sending.join()
+        assert backend.stub.Health(pb.HealthMessage(), timeout=TIMEOUT_S).message == b"OK"
+        assert backend.peak_mb < before + MAX_HEADERS_MB
+        wait_until(lambda: backend.resident_mb < before + MAX_LEFT_MB)

@@ -24,7 +24,7 @@ PAIRS = [name for name, reply in FORMATS.items() if reply.two]
 FIRST, SECOND = "note_add", "clock_now"
 ANY_MARKER = r"</?[^<>\s]{1,40}>?|<\|[^|]*\|>|\[/?[A-Z_]+\]|\"|'|[{}\[\]]|\n"
 # A text whose end is missing takes in all that follows, which the finish tells.
-OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3", "minimax_m3"}
+OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3"}
 
 # There are fifty formats: a third of what one alone would try is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)
@@ -176,6 +176,36 @@ def test_damage_to_one_call_costs_no_other(name, caplog):
         assert start >= end or not (opener and opener in content), damaged
 
 
+NESTING = [
+    name
+    for name, reply in FORMATS.items()
+    if re.search(r">\n?milk\n?<", reply.one)
+    and '"|>' not in reply.one
+    and name not in ("functiongemma", "kimi_k3", "muse_spark")
+]
+
+
+@pytest.mark.parametrize("name", NESTING)
+def test_a_text_may_hold_whole_calls_of_its_own_format(name):
+    spec, text = spec_of(name), FORMATS[name].one
+    for value in (text, f"See:\n{text}\nand {text} there"):
+        content, _, calls, finish = played(spec, [text.replace("milk", value)])
+        assert [json.loads(arguments) for _, arguments in calls] == [{"text": value, "pri": 2}]
+        assert (content, finish) == ("", FinishReason.TOOL_CALLS)
+        assert played(spec, text.replace("milk", value)) == (content, "", calls, finish)
+
+
+@pytest.mark.parametrize("name", sorted({*NESTING} & {*PAIRS}))
+def test_a_call_that_a_text_only_begins_costs_nothing_after_it(name):
+    spec, text = spec_of(name), FORMATS[name].two
+    value = f"As in {text[: text.index('milk')]} so"
+    content, _, calls, finish = played(spec, [text.replace("milk", value)])
+    assert [called for called, _ in calls] == [FIRST, SECOND]
+    assert json.loads(calls[0][1]) == {"text": value, "pri": 2}
+    assert (content, finish) == ("", FinishReason.TOOL_CALLS)
+    assert played(spec, text.replace("milk", value)) == (content, "", calls, finish)
+
+
 DRIFTS = {
     "a comment": (r'(: "milk")', r"\1 /* all */"),
     "a comment to the end of the line": (r'("milk"), ("pri")', r"\1, // all\n\2"),
@@ -187,8 +217,8 @@ DRIFTS = {
     "a key without quotes": (r'"pri": 2', "pri: 2"),
     "an f-string": (r"text=(.)milk\1", r"text=f\1milk\1"),
     "joined strings": (r"text=(.)milk\1", "text='mi' r\"lk\""),
-    "a space for a sign": (r"<(\w+)=(note_add|text)>", r"<\1 \2>"),
-    "an attribute for a sign": (r"<(\w+)=(note_add|text)>", r'<\1 name="\2">'),
+    "a space for a sign": (r"<(\w+)=(note_add|text)>(?!\{)", r"<\1 \2>"),
+    "an attribute for a sign": (r"<(\w+)=(note_add|text)>(?!\{)", r'<\1 name="\2">'),
     "a tag named after its key": (
         r'<(?:parameter=text|parameter name="text")>\n?milk\n?</parameter>',
         "<text>milk</text>",

@@ -21,10 +21,14 @@ def test_a_prompt_that_fits_leaves_room_for_a_token_of_the_reply():
 @pytest.mark.parametrize(
     ("prompt", "problem"),
     [
-        ("abcd", "Prompt: 4 tokens leave no room for a reply in the context of 4 tokens"),
-        ("abcde", "Prompt: at least 5 tokens do not fit the context of 4 tokens"),
+        ("abcd", "Prompt: 4 tokens leave no room for a reply: "),
+        ("abcde", "Prompt: at least 5 tokens do not fit: "),
     ],
 )
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers(prompt, problem):
-    with pytest.raises(ContextLengthError, match=problem):
+    with pytest.raises(ContextLengthError, match=problem) as raised:
         render(GenerationCall(params=PARAMS, prompt=prompt), NARROW)
+    # litellm, OpenHands and others know by these words that they must shorten a conversation.
+    assert str(raised.value).endswith(
+        "this model's maximum context length is 4 tokens, please reduce the length of the input"
+    )

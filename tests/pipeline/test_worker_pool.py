@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from backend.config import LIGHT_WORK_BYTES
+from backend.config import LIGHT_THREADS, LIGHT_WORK_BYTES
 from backend.errors import OverloadedError
 from backend.pipeline import worker_pool
 from backend.pipeline.worker_pool import Lane
 from common.rpc import AbandonedError, enter_call, require_caller
+
+TIMEOUT_S = 30.0
 
 
 class Gate:
@@ -146,3 +148,22 @@ async def test_small_work_does_not_wait_for_large():
     finally:
         gate.opened.set()
         await asyncio.gather(*large)
+
+
+async def test_work_of_many_parts_leaves_its_thread_to_others():
+    count, begun, ended = 2 * LIGHT_THREADS, threading.Semaphore(0), threading.Event()
+
+    def parts():
+        begun.release()
+        while not ended.is_set():
+            yield 1
+
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as endless:
+        try:
+            for _ in range(count):
+                endless.create_task(worker_pool.run_in_turns(parts(), size_bytes=0))
+            for _ in range(count):
+                await asyncio.to_thread(begun.acquire, timeout=TIMEOUT_S)
+            assert await worker_pool.run(lambda: "other", size_bytes=0) == "other"
+        finally:
+            ended.set()

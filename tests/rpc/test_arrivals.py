@@ -7,6 +7,7 @@ from contextlib import closing
 import grpc
 import grpc.aio
 import pytest
+from http2 import DATA, END_STREAM, PREFACE, RESET, frame, opened, read_frames
 from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
 from serving import code_of, handled
 from waiting import until
@@ -58,45 +59,19 @@ async def test_of_too_many_arriving_requests_only_those_beyond_the_limit_are_giv
             call.cancel()
 
 
-def frame(kind, flags, stream, payload):
-    """Return a frame of HTTP/2."""
-    head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
-    return head + stream.to_bytes(4, "big") + payload
-
-
-def field(name, value):
-    """Return a header of a request, as HPACK writes one without tables."""
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def resets(connection, count):
-    """Read frames until so many streams were reset."""
-    with connection.makefile("rb") as reader:
-        while count:
-            head = reader.read(9)
-            assert head
-            reader.read(int.from_bytes(head[:3], "big"))
-            count -= head[3] == 3
-
-
-def opened(number, method):
-    """Return the frame that begins a call."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": method.encode()}
-    fields |= {b":authority": b"x", b"te": b"trailers", b"content-type": b"application/grpc"}
-    return frame(1, 4, number, b"".join(field(*each) for each in fields.items()))
-
-
 def part_sent(number):
     part = b"\0" + (2**20).to_bytes(4, "big") + bytes(500)
-    return opened(number, PREDICT) + frame(0, 0, number, part)
+    return opened(number, PREDICT) + frame(DATA, 0, number, part)
 
 
 def reset(number):
-    return opened(number, PREDICT) + frame(3, 0, number, bytes(4))
+    return opened(number, PREDICT) + frame(RESET, 0, number, bytes(4))
 
 
 def watching(number):
-    return opened(number, "/grpc.health.v1.Health/Watch") + frame(0, 1, number, bytes(5))
+    return opened(number, "/grpc.health.v1.Health/Watch") + frame(
+        DATA, END_STREAM, number, bytes(5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,13 +83,12 @@ def watching(number):
     ],
 )
 async def test_what_one_caller_can_have_open_is_bounded(sent, count, ended):
-    begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"")
-    flood = begin + b"".join(map(sent, range(1, 2 * count, 2)))
+    flood = PREFACE + b"".join(map(sent, range(1, 2 * count, 2)))
     server = server_of(ScriptedEngine(steps("ok")))
     host, port = (await server.start()).rsplit(":", 1)
     with closing(socket.create_connection((host, int(port)), TIMEOUT_S)) as attacker:
         sending = asyncio.create_task(asyncio.to_thread(attacker.sendall, flood))
-        await asyncio.wait_for(asyncio.to_thread(resets, attacker, ended), TIMEOUT_S)
+        await asyncio.wait_for(asyncio.to_thread(read_frames, attacker, RESET, ended), TIMEOUT_S)
         await sending
         async with grpc.aio.insecure_channel(f"{host}:{port}") as channel:
             assert (await stub(channel).Health(pb.HealthMessage())).message == b"OK"

@@ -10,7 +10,12 @@ from backend.config import ModelOptions, TuningOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, ToolCall
 from backend.pb import backend_pb2 as pb
-from backend.rpc.host_rules import AnswerlessReply, restore_tool_results, unmet_wishes
+from backend.rpc.host_rules import (
+    AnswerlessReply,
+    restore_tool_results,
+    unmet_wishes,
+    without_billing,
+)
 from backend.rpc.parsing.generation_fields import generation_call
 
 CALLS = tuple(
@@ -97,6 +102,35 @@ def test_a_result_without_a_visible_seam_stays_whole(text):
     assert restored(user(f"[Tool Result for toolu_1]: {text}")) == (expected,)
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.197.c7a; cc_entrypoint=sdk-cli;"
+
+
+def system(text):
+    return Message(role="system", content=text)
+
+
+@pytest.mark.parametrize("line", [BILLING, f"{BILLING} cch=eb6c6; cc_is_subagent=true;"])
+@pytest.mark.parametrize("seam", ["", "\n", "\n\n"])
+def test_a_system_prompt_begins_after_the_line_that_bills_it(line, seam):
+    rest = "You are Claude Code: a=b; c."
+    assert without_billing((system(line + seam + rest), QUESTION)) == (system(rest), QUESTION)
+    assert without_billing((system(line + seam), QUESTION)) == (QUESTION,)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (system(f"Drop {BILLING}"),),
+        (system("x-anthropic-billing-header: what is it?"),),
+        (user(BILLING),),
+        (QUESTION, system(BILLING)),
+        (),
+    ],
+)
+def test_other_messages_keep_what_looks_like_the_line(messages):
+    assert without_billing(messages) == messages
+
+
 def test_a_whole_schema_in_the_metadata_goes_before_the_grammar_that_the_host_makes():
     schema = '{"type": "array", "items": {"type": "string", "pattern": "^a"}, "maxItems": 2}'
     request = pb.PredictOptions(Prompt="hi", Grammar='root ::= "[" [a-z]* "]"')
@@ -126,6 +160,14 @@ def strict_call(grammar, *, strict=True, name="clock"):
         ),
         ModelOptions(model="m"),
     )
+
+
+def test_a_label_of_a_request_that_the_host_copies_does_not_replace_a_part_of_it():
+    copied = {"conversation": "7", "tools": "x", "language": "en"}
+    metadata = {**copied, "chat_template_kwargs": json.dumps({**copied, "self": 1})}
+    request = pb.PredictOptions(Prompt="hi", Metadata=metadata)
+    options = generation_call(request, ModelOptions(model="m")).template_options
+    assert options == {"language": "en", "self": 1}
 
 
 def test_the_hosts_grammar_for_a_strict_tool_gives_way_to_the_models_own_format():

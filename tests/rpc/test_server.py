@@ -7,6 +7,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from http2 import HEADERS, read_frames
 from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
 from serving import code_of
 
@@ -315,16 +316,6 @@ async def test_thousands_of_half_open_calls_end_no_call_of_another():
     await server.stop()
 
 
-def read_headers(connection, count):
-    """Read frames until so many of them were headers."""
-    with connection.makefile("rb") as reader:
-        while count:
-            head = reader.read(9)
-            assert head
-            reader.read(int.from_bytes(head[:3], "big"))
-            count -= head[3] == 1
-
-
 @pytest.mark.parametrize("path", [b"/backend.Backend/Pr\xecdict", b"\xff", b"/"])
 async def test_a_call_whose_method_has_an_odd_name_ends_no_call_of_another(path):
     """GRPC itself accepts no calls any more after a name that is not UTF-8, and ends the others."""
@@ -335,7 +326,7 @@ async def test_a_call_whose_method_has_an_odd_name_ends_no_call_of_another(path)
         assert (await watch.read()).status == SERVING
         with socket.create_connection((host, int(port))) as other:
             other.sendall(half_open_calls(3, path))
-            await asyncio.wait_for(asyncio.to_thread(read_headers, other, 3), TIMEOUT_S)
+            await asyncio.wait_for(asyncio.to_thread(read_frames, other, HEADERS, 3), TIMEOUT_S)
         assert (await code_of(raw(channel, "Sing", b"")))[0] is CODE.UNIMPLEMENTED
         assert (await stub(channel).Predict(HELLO)).message == b"ok"
         assert not watch.done()

@@ -11,8 +11,17 @@ CLIENT_SCHEMAS = {
             "line": {"type": "integer", "minimum": -_BOUND, "maximum": _BOUND},
             "mode": {"type": "string", "enum": ["read", "write"], "default": "read"},
             "limit": {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]},
+            "never": {"not": {}},
         },
         "required": ["path", "mode"],
+        "additionalProperties": False,
+    },
+    "a choice of zod that may be null": {
+        "type": "object",
+        "properties": {
+            "colors": {"anyOf": [{"type": "string", "enum": ["active", "none"]}, {"type": "null"}]}
+        },
+        "required": ["colors"],
         "additionalProperties": False,
     },
     "a union of zod": {

@@ -136,19 +136,23 @@ class Nursery:
             self._starts[place] = getattr(module, place[1])
             setattr(module, place[1], start)
 
+    def begin(self) -> None:
+        """Start the process that others are forked from; from here on helpers are, too."""
+        self._orders, theirs = connection()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+                cwd="/",
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        self.install()
+
     def _fork(self, program: str, words: Sequence[str], inherited: Sequence[int]) -> int:
         if self._orders is None:
-            self._orders, theirs = connection()
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", __file__, str(theirs.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    pass_fds=[theirs.fileno()],
-                    cwd="/",
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                )
-            self.install()
+            self.begin()
         order = [program, words, dict(os.environ), list(inherited)]
         with self._lock:
             socket.send_fds(self._orders, [json.dumps(order).encode()], [2, *inherited])
@@ -164,11 +168,16 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def forked_engines() -> Iterator[Nursery]:
-    """Have the engines of this process forked, where the system can."""
+def forked_engines(*, at_once: bool = False) -> Iterator[Nursery]:
+    """Have the engines of this process forked, where the system can.
+
+    Helpers are forked from the first engine on, or `at_once`.
+    """
     nursery = Nursery()
     if sys.platform == "linux" and SYSCALL_CLONE is not None:
         nursery.install()
+        if at_once and not HAS_CUDA:
+            nursery.begin()
     try:
         yield nursery
     finally:
@@ -206,8 +215,8 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     Nursery(orders).install()
     if LATER not in environment:
         try_at_load()
-    if FAULT in environment and inherited:
-        faulty_rank.install(environment[FAULT])
+    if FAULT in environment:
+        faulty_rank.install(environment[FAULT], arguments)
     given = dict(zip(map(str, numbers), map(str, inherited), strict=True))
     sys.argv = [NAME, *(given.get(word, word) for word in arguments)]
     sys.exit(rank.main())

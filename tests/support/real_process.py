@@ -40,8 +40,16 @@ class RealBackend:
     @property
     def resident_mb(self) -> float:
         """What the process holds of memory."""
+        return self._told_mb("VmRSS:")
+
+    @property
+    def peak_mb(self) -> float:
+        """The most that it ever held."""
+        return self._told_mb("VmHWM:")
+
+    def _told_mb(self, name: str) -> float:
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+        (line,) = [line for line in status.splitlines() if line.startswith(name)]
         return int(line.split()[1]) * 1024 / MEGABYTE
 
     def load(self, directory: Path | str, **options: Any) -> None:
@@ -88,9 +96,9 @@ def real_backend(
             yield RealBackend(channel, process, log)
 
 
-def read_until_written(stream: Any, file: Path) -> None:
-    """Take replies until a process has written a file, or to the end, and leave."""
+def read_until_written(stream: Any, *files: Path) -> None:
+    """Take replies until processes have written some files, or to the end, and leave."""
     for _ in stream:
-        if file.exists():
+        if all(file.exists() for file in files):
             break
     stream.cancel()

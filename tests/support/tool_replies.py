@@ -269,6 +269,7 @@ FORMATS = {
         markers=("<|python_tag|>",),
         parser="llama3_json",
     ),
+    "llama3_json functionary": _replies("<function={}>{}</function>", parser="llama3_json"),
     "harmony": _harmony("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"),
     "harmony template": _harmony(" to=functions.{}<|channel|>commentary json<|message|>"),
     "mistral": _replies(
@@ -345,6 +346,9 @@ FORMATS = {
     "deepseek_dsml v4.1": _marked(" ", "calls"),
     "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
     "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
+    "json_list lines": _replies(
+        _LISTED, "<tool_calls>\n{}\n</tool_calls>", between="\n", parser="json_list"
+    ),
     "granite": _replies(_LISTED, "<|tool_call|>[{}]", between=", ", markers=("<|tool_call|>",)),
     "sarashina": _replies(_LISTED, "<|tool_calls|>[{}]", between=", ", markers=("<|tool_calls|>",)),
     "phi4": _replies(
@@ -353,6 +357,7 @@ FORMATS = {
         between=", ",
         markers=("<|tool_call|>", "<|/tool_call|>"),
     ),
+    "phi4 functools": _replies(_LISTED, "functools[{}]", between=", ", parser="phi4"),
     "cohere": _replies(
         '{{"tool_call_id": "{2}", "tool_name": "{0}", "parameters": {1}}}',
         "<|START_ACTION|>[\n    {}\n]<|END_ACTION|>",

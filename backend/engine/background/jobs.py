@@ -1,7 +1,8 @@
 """Background jobs: embeddings and scores, in pieces between the steps of the batch.
 
 A job is a generator: it computes at most one forward pass, yields, and returns its result. Jobs
-run one after another, so that at most one of them holds a KV cache.
+run one after another, so that at most one of them holds a KV cache. The next one is due as a text
+of an encoder is, see `TextQueue`: a short one waits for no long ones that have not begun.
 """
 
 import logging
@@ -43,7 +44,7 @@ class BackgroundPace:
 
 
 class BackgroundJobs:
-    """The waiting and running jobs, first come, first served; belongs to the main thread.
+    """The waiting and running jobs; belongs to the main thread.
 
     Attributes:
         jobs: By their numbers, in the order of their arrival.
@@ -64,6 +65,10 @@ class BackgroundJobs:
         self.ended: list[tuple[int, object]] = []
         self._sizer_alone = ChunkSizer.limited(PIECE_ALONE_S, max_chunk, limit_s)
         self._sizer_shared = ChunkSizer.limited(PIECE_S, max_chunk, limit_s)
+        # When each is due, and its tokens.
+        self._dues: dict[int, tuple[float, int]] = {}
+        self._clock = 0.0
+        self._begun: int | None = None
         self._current: int | None = None
         self._limit = 0
         self._chunk = 0
@@ -85,14 +90,15 @@ class BackgroundJobs:
         has_rested = time.monotonic() >= self._resumes_at
         return BackgroundPace(has_rested, self._sizer_shared.size, self._sizer_alone.size)
 
-    def add(self, number: int, job: Job) -> None:
-        """Queue a job under a number of its own."""
+    def add(self, number: int, job: Job, tokens: int = 0) -> None:
+        """Queue a job of so many tokens under a number of its own."""
         self.jobs[number] = job
+        self._dues[number] = (self._clock + tokens, tokens)
 
     def drop(self, number: int) -> None:
         """Forget a job whose caller has left; no effect if it has ended."""
-        if job := self.jobs.pop(number, None):
-            job.close()
+        if number in self.jobs:
+            self._close(number)
 
     def chunk_size(self, left: int) -> int:
         """Return how many of the `left` tokens go into the present piece."""
@@ -100,11 +106,13 @@ class BackgroundJobs:
         return self._chunk
 
     def advance(self, pace: BackgroundPace, *, is_alone: bool) -> None:
-        """Compute a piece of the first job; passes on the model's errors, see `blame`."""
+        """Compute a piece of the job in turn; passes on the model's errors, see `blame`."""
         if not self.jobs:
             return
-        number, job = next(iter(self.jobs.items()))
-        self._current = number
+        if self._begun not in self.jobs:
+            self._begun = min(self.jobs, key=self._dues.__getitem__)
+        number = self._current = self._begun
+        job = self.jobs[number]
         self._limit = pace.alone if is_alone else pace.shared
         self._chunk = 0
         started = time.monotonic()
@@ -142,5 +150,10 @@ class BackgroundJobs:
         return ended
 
     def _end(self, number: int, result: object) -> None:
-        self.jobs.pop(number).close()
+        self._close(number)
         self.ended.append((number, result))
+
+    def _close(self, number: int) -> None:
+        _, tokens = self._dues.pop(number)
+        self._clock += tokens / len(self.jobs)
+        self.jobs.pop(number).close()

@@ -1,7 +1,6 @@
 """Texts of many calls that wait for a pass through an encoder, and their grouping."""
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +36,11 @@ class Text(Protocol):
 
 
 class TextCall:
-    """One call: its texts, at least one, and their results."""
+    """One call: its texts, at least one, and their results.
+
+    Attributes:
+        spent: Its tokens that were taken, and the clock of its queue when it came.
+    """
 
     def __init__(
         self, number: int, texts: Sequence[Text], conclude: Callable[[Sequence[Any]], object]
@@ -45,10 +48,16 @@ class TextCall:
         """Create a call; `conclude` turns the results of all texts, in order, into its answer."""
         self.texts = texts
         self.number = number
+        self.spent = 0.0
         # An ordered set: taken texts leave it from any position.
         self.waiting = dict.fromkeys(range(len(texts)))
         self._conclude = conclude
         self._results: dict[int, object] = {}
+
+    @property
+    def due(self) -> float:
+        """Its place on the clock of its queue; of a call with waiting texts."""
+        return self.spent + len(self.texts[next(iter(self.waiting))].token_ids)
 
     def note(self, index: int, result: object) -> None:
         """Store the result of a text."""
@@ -83,13 +92,19 @@ class QueuedText:
 
 
 class TextQueue:
-    """Calls with waiting texts; every call leads a pass in turn, however many texts others have."""
+    """Calls with waiting texts; a pass is led by the one with the fewest tokens since it came.
+
+    A short call so waits for no long ones. The clock is what each call would have had by now if all
+    had had the same: no later calls put one off for ever.
+    """
 
     def __init__(self) -> None:
-        self._calls: deque[TextCall] = deque()
+        self._calls: list[TextCall] = []
+        self._clock = 0.0
 
     def add(self, call: TextCall) -> None:
         """Queue all texts of a call."""
+        call.spent = self._clock
         self._calls.append(call)
 
     def drop(self, call: TextCall) -> None:
@@ -98,18 +113,21 @@ class TextQueue:
             self._calls.remove(call)
 
     def take(self, max_tokens: int) -> list[QueuedText]:
-        """Take the first text of the call in turn, and those closest to it in length.
+        """Take the first text of the call that is due, and those closest to it in length.
 
         Args:
             max_tokens: Of a pass with padding; a longer text runs alone.
         """
-        waiting = (QueuedText(call, index) for call in self._calls for index in call.waiting)
+        first = min(self._calls, key=lambda call: call.due)
+        calls = [first, *(call for call in self._calls if call is not first)]
+        waiting = (QueuedText(call, index) for call in calls for index in call.waiting)
         lead, *others = islice(waiting, LOOKAHEAD)
         taken = [lead, *gather(lead, others, max_tokens)]
         for text in taken:
             del text.call.waiting[text.index]
-        self._calls.rotate(-1)
-        self._calls = deque(call for call in self._calls if call.waiting)
+            text.call.spent += text.length
+            self._clock += text.length / len(self._calls)
+        self._calls = [call for call in self._calls if call.waiting]
         return taken
 
 

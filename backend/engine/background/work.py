@@ -462,6 +462,16 @@ class JobFactory:
                 assert_never(request)
 
 
+def tokens_of(request: BackgroundRequest) -> int:
+    """Return how many tokens are computed for a request."""
+    match request:
+        case ScoreRequest():
+            return len(request.prompt.token_ids) + sum(map(len, request.continuations))
+        case EmbeddingRequest():
+            return len(request.token_ids)
+    return 0
+
+
 def _refuse(reason: str) -> Job:
     yield
     raise UnsupportedError(reason)

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from backend.config import TuningOptions
+from backend.config import GroupOptions, TuningOptions
 from backend.errors import InvalidRequestError
 
 # mlx.launch counts from here too.
@@ -18,6 +18,7 @@ FIRST_PORT = 32323
 # Added to the ring port of rank 0: the port for the plan.
 CONTROL_PORT_DISTANCE = 1000
 _MAX_PORT = 65535
+_MAX_HOSTFILE_BYTES = 2**20
 _LOOPBACK = "127.0.0.1"
 _ADDRESS = re.compile(r"(?P<address>[\w.-]+)(:(?P<port>[0-9]{1,5}))?", re.ASCII)
 
@@ -110,13 +111,34 @@ class Topology:
 _Entry: TypeAlias = tuple[Sequence[str], Sequence[str | None]]
 
 
+_PARTS = {
+    Parallelism.TENSOR: ("num_attention_heads", "attention heads"),
+    Parallelism.PIPELINE: ("num_hidden_layers", "layers"),
+}
+
+
+def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
+    """Refuse a group of more processes than the model has parts, before they all start.
+
+    Raises:
+        InvalidRequestError: So it is, or the hosts cannot be read.
+    """
+    hosts = _named_hosts(tuning.group)
+    size = len(hosts) or tuning.group.tensor_parallel_size or 1
+    key, parts = _PARTS[Parallelism(tuning.group.distributed)]
+    most = (config.get("text_config") or config).get(key)
+    if type(most) is int and size > max(most, 1):
+        field = "Options: hosts" if hosts else "TensorParallelSize"
+        raise InvalidRequestError(field, f"{size} processes: the model has {most} {parts}")
+
+
 def topology_of(tuning: TuningOptions) -> Topology | None:
     """Return the group that the options request; `None` for a single process.
 
     Raises:
         InvalidRequestError: They contradict each other, or name no usable hosts.
     """
-    hosts = _hosts(tuning)
+    hosts = _named_hosts(tuning.group) or local_hosts(tuning.group.tensor_parallel_size or 1)
     if len(hosts) < 2:
         return None
     if tuning.group.tensor_parallel_size not in (None, 1, len(hosts)):
@@ -140,6 +162,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         InvalidRequestError: It cannot be read, or has another format.
     """
     try:
+        if not path.is_file() or path.stat().st_size > _MAX_HOSTFILE_BYTES:
+            raise ValueError(f"it is no file of at most {_MAX_HOSTFILE_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
         entries = content["hosts"] if isinstance(content, Mapping) else content
         return tuple(_numbered(map(_entry, entries)))
@@ -168,14 +192,12 @@ def local_hosts(count: int) -> tuple[Host, ...]:
                 return hosts
 
 
-def _hosts(tuning: TuningOptions) -> tuple[Host, ...]:
-    if tuning.group.hosts and tuning.group.hostfile:
+def _named_hosts(group: GroupOptions) -> tuple[Host, ...]:
+    if group.hosts and group.hostfile:
         raise InvalidRequestError("Options", "hosts and hostfile are both given: one is enough")
-    if tuning.group.hostfile:
-        return read_hostfile(Path(tuning.group.hostfile).expanduser())
-    if tuning.group.hosts:
-        return parse_hosts(tuning.group.hosts)
-    return local_hosts(tuning.group.tensor_parallel_size or 1)
+    if group.hostfile:
+        return read_hostfile(Path(group.hostfile).expanduser())
+    return parse_hosts(group.hosts or "")
 
 
 def _entry(entry: Any) -> _Entry:  # noqa: ANN401 (JSON)

@@ -43,6 +43,7 @@ from backend.engine.messages.protocol import (
     PrepareMedium,
     Submit,
     Told,
+    Waiting,
 )
 from backend.engine.port import Command
 from backend.errors import (
@@ -162,6 +163,7 @@ class Boot:
         """Load a model and compute until told to stop; never returns."""
         self._server.watch(lambda: os._exit(0))
         try:
+            self._server.send(Waiting())
             order = self._server.receive()
             if isinstance(order, Load):
                 loop = self._load(order)

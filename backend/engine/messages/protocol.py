@@ -263,10 +263,16 @@ class Found(Struct, frozen=True, tag=True, array_like=True):
     findings: Findings
 
 
+class Waiting(Struct, frozen=True, tag=True, array_like=True):
+    """The process has begun, and waits for a model."""
+
+
 class Failed(Struct, frozen=True, tag=True, array_like=True):
     """The model cannot be loaded, or the engine is lost."""
 
     failure: Failure
 
 
-News: TypeAlias = Loaded | Told | Answered | Passing | Compiling | Snapshot | Found | Failed
+News: TypeAlias = (
+    Waiting | Loaded | Told | Answered | Passing | Compiling | Snapshot | Found | Failed
+)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 
@@ -15,14 +16,44 @@ from backend.engine.drafts.pricing import (
 from backend.engine.kv.layer import POSITIONS, install, resized
 from backend.engine.kv.ledger import with_spare
 from backend.engine.kv.spans import index_of
-from backend.engine.passes.draft_batch import UNREADABLE, OwnDraws, has_states, note_states
+from backend.engine.passes.draft_batch import (
+    UNREADABLE,
+    LogitsAfter,
+    OwnDraws,
+    has_states,
+    note_states,
+)
 from backend.engine.rows.row import Row, padded
 from backend.model.blocks import BlockNetwork, Pair
 from backend.model.drafters import AssistantNetwork
 from backend.model.heads import HiddenTap, StateReader
 
+HeadT = TypeVar("HeadT", bound=StateReader)
 
-class AssistantBatch:
+
+class _StateBatch(Generic[HeadT]):
+    """What the batches have in common."""
+
+    def __init__(self, head: HeadT, tap: HiddenTap, costs: PassCosts, *, vocab_size: int) -> None:
+        """Start without rows; the tap is on the model."""
+        self.costs = costs
+        self.clock = perf_counter
+        self._head = head
+        self._tap = tap
+        self._draws = OwnDraws(vocab_size)
+
+    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
+        """Store the states of the model's latest dispatched pass."""
+        note_states(self._tap, rows, counts, by_row)
+
+    def _drafts(
+        self, everyone: Sequence[Row], depth: int, logits_after: LogitsAfter
+    ) -> dict[Row, list[int]]:
+        """Return a draft for each row of the batch."""
+        return dict(zip(everyone, self._draws.write(everyone, depth, logits_after), strict=True))
+
+
+class AssistantBatch(_StateBatch[AssistantNetwork]):
     """A `DraftModel` that attends to the keys of the batch itself; belongs to the main thread.
 
     Each pass gets all rows of the batch, whose caches it reads in their places.
@@ -31,29 +62,15 @@ class AssistantBatch:
     nbytes = 0
     most_tokens = MAX_PASS_TOKENS
     is_at_once = False
-
-    def __init__(
-        self, head: AssistantNetwork, tap: HiddenTap, costs: PassCosts, *, vocab_size: int
-    ) -> None:
-        """Start without rows; the tap is on the model."""
-        self.costs = costs
-        self.clock = perf_counter
-        self._head = head
-        self._tap = tap
-        self._draws = OwnDraws(vocab_size)
-        self._company: Company | None = None
-        install()
+    _company: Company | None = None
 
     def join(self, company: Company) -> None:
         """Read the caches of a batch."""
+        install()
         self._company = company
 
     def follow(self, rows: Sequence[Row]) -> None:
         """Do nothing: a row has all that it needs."""
-
-    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
-        """Store the states of the model's latest dispatched pass."""
-        note_states(self._tap, rows, counts, by_row)
 
     def unread(self, row: Row) -> int:
         """Return 0, or more than can be read: nothing is known of a row, or it is not in a pass."""
@@ -82,9 +99,8 @@ class AssistantBatch:
             states, logits = self._head(tokens, states, kept, places)
             return logits
 
-        drafts = dict(zip(everyone, self._draws.write(everyone, depth, logits_after), strict=True))
-        count = len(everyone)
-        self.costs.observe(count, count, (self.clock() - started) / depth)
+        drafts = self._drafts(everyone, depth, logits_after)
+        self.costs.observe(len(drafts), len(drafts), (self.clock() - started) / depth)
         return [drafts[row] for row in rows]
 
     def _state(self, row: Row) -> mx.array:
@@ -172,7 +188,7 @@ def _pair(part: Readings, layer: int, like: Pair) -> Pair:
 _MOST_UNREAD_TOKENS = 32
 
 
-class BlockBatch:
+class BlockBatch(_StateBatch[BlockNetwork]):
     """A `DraftModel` that writes a block in one pass; belongs to the main thread.
 
     It reads states of confirmed tokens only, so it never goes back. States of prompts from the
@@ -185,12 +201,8 @@ class BlockBatch:
         self, head: BlockNetwork, tap: HiddenTap, costs: PassCosts, *, vocab_size: int
     ) -> None:
         """Start without rows; the tap is on the model."""
-        self.costs = costs
-        self.clock = perf_counter
+        super().__init__(head, tap, costs, vocab_size=vocab_size)
         self.most_tokens = head.most_tokens
-        self._head = head
-        self._tap = tap
-        self._draws = OwnDraws(vocab_size)
         self._rows: list[Row] = []
         self._readings = Readings([], [])
         # Single rows, and for all rows the next token whose state is to be read.
@@ -211,10 +223,6 @@ class BlockBatch:
         self._apart = {row: own for row, own in self._apart.items() if row in kept}
         self._next = {row: place for row, place in self._next.items() if row in kept}
         self._gather([row for row in self._rows if row in kept])
-
-    def see(self, rows: Sequence[Row], counts: Sequence[int], by_row: ByRow) -> None:
-        """Store the states of the model's latest dispatched pass."""
-        note_states(self._tap, rows, counts, by_row)
 
     def unread(self, row: Row) -> int:
         """Return the number of unread tokens of a row, not counting the latest."""
@@ -245,11 +253,9 @@ class BlockBatch:
         latest = mx.array([row.token_ids[-1] for row in self._rows], mx.uint32)
         lengths = mx.array(self._readings.lengths)
         block = self._head.write(latest, depth, self._readings.seen(), lengths)
-        drafts = self._draws.write(self._rows, depth, block.logits_after)
-        count = len(self._rows)
-        self.costs.observe(count, count, self.clock() - started)
-        by_row = dict(zip(self._rows, drafts, strict=True))
-        return [by_row[row] for row in rows]
+        drafts = self._drafts(self._rows, depth, block.logits_after)
+        self.costs.observe(len(drafts), len(drafts), self.clock() - started)
+        return [drafts[row] for row in rows]
 
     def _append(self, readings: Readings, rows: Sequence[Row], counts: Sequence[int]) -> None:
         """Read the next `counts` tokens of the rows."""

@@ -12,7 +12,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from backend.config import AIMED_PASS_SHARE, CUT_PER_LOSS, SchedulingOptions
+from backend.config import (
+    AIMED_PASS_SHARE,
+    CUT_PER_LOSS,
+    PREFILL_ALONE_PAUSES,
+    SchedulingOptions,
+)
 from backend.core.metric_table import Counts
 
 _RATE_WINDOW_S = 0.2
@@ -100,8 +105,18 @@ class ChunkSizer:
         known = self._tokens
         if known is None:
             self._tokens = fitting
-        elif fitting > known or seconds > self.target_s or tokens >= self.size:
+        elif self._tells_more(tokens, fitting, seconds):
             self._tokens = known + _SMOOTHING * (fitting - known)
+
+    def _tells_more(self, tokens: int, fitting: float, seconds: float) -> bool:
+        """Tell whether a pass shows that other numbers fit than is known.
+
+        Those that fit after a short one are at least, and after a long one at most, so many.
+        """
+        known = self._tokens or 0.0
+        if tokens > max(known, self.size) * _STRETCH:
+            return fitting < known
+        return fitting > known or seconds > self.target_s or tokens >= self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +170,13 @@ class PrefillPacer:
 
         Args:
             cap: The largest chunk while other requests decode.
+            cap_alone: The largest one otherwise.
             pause_s: The maximum wait of decoding rows.
             limit_s: The longest pass.
         """
-        self._cap = cap
-        self._sizer = ChunkSizer.limited(pause_s, cap_alone, limit_s)
-        self._pause_s = self._sizer.target_s
+        self._shared = ChunkSizer.limited(pause_s, cap, limit_s)
+        self._alone = ChunkSizer.limited(PREFILL_ALONE_PAUSES * pause_s, cap_alone, limit_s)
+        self._pause_s = self._shared.target_s
         self._pause_ends_at = 0.0
         self._is_pause_used = False
 
@@ -177,7 +193,7 @@ class PrefillPacer:
     @property
     def size(self) -> int:
         """The tokens of a pass for one request alone."""
-        return self._sizer.size
+        return self._alone.size
 
     def begin_pause(self, at: float | None = None) -> None:
         """Record that a decode step has ended: just now, or at a monotonic time in seconds."""
@@ -189,8 +205,8 @@ class PrefillPacer:
         left_s = self._pause_ends_at - time.monotonic()
         return PrefillPace(
             has_room=not self._is_pause_used or left_s > self._pause_s / 2.0,
-            shared=_limit(self._sizer.within(left_s), self._cap),
-            alone=_limit(self._sizer.size, self._sizer.cap),
+            shared=_limit(self._shared.within(left_s), self._shared.cap),
+            alone=_limit(self._alone.size, self._alone.cap),
         )
 
     def record(self, tokens: int, seconds: float) -> None:
@@ -200,7 +216,8 @@ class PrefillPacer:
             tokens: Of text; 0 for a medium, which costs more than its tokens suggest.
         """
         self._is_pause_used = True
-        self._sizer.record(tokens, seconds)
+        for sizer in (self._shared, self._alone):
+            sizer.record(tokens, seconds)
 
 
 # Any of the three terms.

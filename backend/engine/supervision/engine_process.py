@@ -7,11 +7,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 
 from backend.engine.messages.codec import Codec, FrameReader, WireError
-from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop
+from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop, Waiting
 from backend.engine.processes import ending, kill_tree, start_engine
 from backend.errors import (
     BackendError,
@@ -40,6 +40,7 @@ class EngineProcess(asyncio.Protocol):
 
     Attributes:
         silent_since: Time of its last message, by the monotonic clock.
+        is_mute: Whether it has told nothing but that it waits.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class EngineProcess(asyncio.Protocol):
         self._loading: asyncio.Future[Loaded] | None = None
         self._reason: BackendError | None = None
         self._is_ending = False
+        self._has_begun = asyncio.Event()
         self._farewell: asyncio.Task[None] | None = None
         self.order: Load
         self.silent_since = time.monotonic()
@@ -101,6 +103,16 @@ class EngineProcess(asyncio.Protocol):
     def is_alive(self) -> bool:
         """Whether it is running."""
         return self._child.poll() is None
+
+    async def begun(self) -> None:
+        """Wait until it can load a model.
+
+        Raises:
+            BackendError: It has ended.
+        """
+        await self._has_begun.wait()
+        if self._reason is not None:
+            raise self._reason
 
     async def load(self, order: Load) -> Loaded:
         """Have it load a model.
@@ -152,14 +164,10 @@ class EngineProcess(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle received bytes."""
-        self.silent_since, self.is_mute = time.monotonic(), False
+        self.silent_since = time.monotonic()
         try:
             for frame in self._frames.feed(data):
-                message = self._codec.decode(frame)
-                if isinstance(message, Loaded | Failed):
-                    self._note_load(message)
-                else:
-                    self._hear(self, message)
+                self._note(self._codec.decode(frame))
         except WireError as error:
             self._reason = EngineFailedError(str(error))
             kill_tree(self._child)
@@ -169,12 +177,17 @@ class EngineProcess(asyncio.Protocol):
         if not self._is_ending:
             self._farewell = asyncio.create_task(self._take_leave())
 
-    def _note_load(self, message: Loaded | Failed) -> None:
+    def _note(self, message: News) -> None:
+        self.is_mute = isinstance(message, Waiting)
         match message:
+            case Waiting():
+                self._has_begun.set()
             case Failed(failure):
                 self._reason = failure.error()
             case Loaded() if self._loading is not None and not self._loading.done():
                 self._loading.set_result(message)
+            case _:
+                self._hear(self, message)
 
     async def _take_leave(self) -> None:
         await self._exited(_EXIT_TIMEOUT_S)
@@ -182,6 +195,7 @@ class EngineProcess(asyncio.Protocol):
             told = ending(self._child, timeout_s=0.0)
             self._reason = EngineFailedError(f"its process ({self.process_id}) {told}")
         kill_tree(self._child)
+        self._has_begun.set()
         if self._loading is not None and not self._loading.done():
             self._loading.set_exception(self._load_failure())
         elif not self._is_ending:
@@ -211,11 +225,28 @@ class Starter:
     _note_end: Callable[[EngineProcess, BackendError], None]
     _environment: Mapping[str, str] | None
     _spare: "asyncio.Task[EngineProcess] | None" = None
+    _variables: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Start a spare process that waits for a model, unless there is one, to speed up a load."""
         if self._spare is None:
-            self._spare = asyncio.create_task(self.started())
+            self._variables, self._spare = {}, asyncio.create_task(self.started())
+
+    async def prepare_with(self, variables: Mapping[str, str]) -> None:
+        """Have a spare process with variables in its environment.
+
+        Raises:
+            InvalidRequestError: It ends before it could load a model.
+        """
+        await self.drop_spare()
+        self._variables, self._spare = variables, asyncio.create_task(self.started(variables))
+        process = await asyncio.shield(self._spare)
+        try:
+            await process.begun()
+        except BackendError as error:
+            await self.drop_spare()
+            problem = f"no engine starts with them: {error}; its last words are in the log"
+            raise InvalidRequestError("EnvVars", problem) from error
 
     async def drop_spare(self) -> None:
         """End the spare process."""
@@ -239,8 +270,10 @@ class Starter:
     async def loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
         """Return a process with a loaded model, and its facts; fails as `EngineProcess.load`."""
         variables = dict(order.options.environment)
-        # A process that is running keeps the environment in which it began.
-        process = None if variables else await self._taken_spare()
+        if variables != self._variables:
+            # A process that is running keeps the environment in which it began.
+            await self.drop_spare()
+        process = await self._taken_spare()
         if process is not None and process.is_alive:
             try:
                 return process, await _loaded(process, order)

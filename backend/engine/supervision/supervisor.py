@@ -167,6 +167,10 @@ class Supervisor:
         """Start a spare process that waits for a model, unless there is one, to speed up a load."""
         self._starter.prepare()
 
+    async def prepare_with(self, variables: Mapping[str, str]) -> None:
+        """Have a spare process with variables in its environment; see `Starter`."""
+        await self._starter.prepare_with(variables)
+
     async def load(self, options: ModelOptions, directory: Path) -> Loaded:
         """Load a model into a process without one; fails as `EngineProcess.load`."""
         self._losses, self._failed_starts = Losses(), 0

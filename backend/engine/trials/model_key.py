@@ -13,7 +13,7 @@ from backend.engine.rows.admission import device_name
 from backend.model.checkpoint.gate import fingerprint, weight_files
 from backend.model.checkpoint.weights import weight_types
 from backend.model.loaded import RunnableModel
-from common.openblas import has_openblas
+from common.openblas import kernel_name
 from common.process import usable_cores
 from common.remedies import version_of
 
@@ -43,7 +43,7 @@ def model_key(options: ModelOptions, model: RunnableModel) -> str:
         "model_type": model.card.model_type,
         "versions": [version_of(name) for name in _PACKAGES],
         "machine": [platform.node(), platform.machine(), usable_cores()],
-        "device": [str(mx.default_device()), device_name(), has_openblas()],
+        "device": [str(mx.default_device()), device_name(), kernel_name()],
         "code": [options.trusts_remote_code, tuning.checkpoint.dequantize],
         "text": [options.tokenizer, asdict(tuning.text)],
         "media": repr(options.media_limits),

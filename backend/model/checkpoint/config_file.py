@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from backend.config import MAX_LAYERS, ModelOptions, TuningOptions
+from backend.config import (
+    MAX_CHECKPOINT_JSON_CONTAINERS,
+    MAX_CHECKPOINT_JSON_VALUES,
+    MAX_LAYERS,
+    ModelOptions,
+    TuningOptions,
+)
 from backend.core.scoring import DecisionProfile, EmbeddingProfile, Pooling, RerankerKind
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
@@ -71,7 +77,7 @@ def _needed_bytes(file: BinaryIO, size: int) -> int | None:
     if size < (begin := _LENGTH_BYTES + length):
         return begin
     try:
-        header: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, Any] = json.loads(of_few_values(file.read(length)))
         spans = sorted(_span(row) for name, row in header.items() if name != _METADATA)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
@@ -382,12 +388,27 @@ def declared_eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
 def read_json(path: Path, kind: type[Json]) -> Json:
     """Return the content of a JSON file."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(of_few_values(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, kind):
         raise LoadError(f"{path} is not a JSON {_JSON_NAMES[kind]}")
     return value
+
+
+def of_few_values(text: bytes) -> bytes:
+    """Return JSON that is parsed in a moment.
+
+    Raises:
+        ValueError: It may have too many values; those in its texts count too.
+    """
+    containers = text.count(b"[") + text.count(b"{")
+    if containers > MAX_CHECKPOINT_JSON_CONTAINERS or text.count(b",") > MAX_CHECKPOINT_JSON_VALUES:
+        raise ValueError(
+            f"it has more than {MAX_CHECKPOINT_JSON_CONTAINERS} objects and lists, or "
+            f"{MAX_CHECKPOINT_JSON_VALUES} values"
+        )
+    return text
 
 
 def _found(directory: Path) -> str:

@@ -12,19 +12,22 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from backend.config import MAX_CHECKPOINT_JSON_DEPTH, Adapter, ModelOptions
 from backend.errors import LoadError
 from backend.model.checkpoint.config_file import (
+    draft_options,
+    of_few_values,
     read_config,
     read_json,
     require_weights,
     require_whole,
     tensor_shapes,
 )
-from backend.model.checkpoint.hub import find_path
+from backend.model.checkpoint.hub import find_path, resolve, rooted
 from common.log import shortened
 from common.remedies import version_of
 
@@ -251,11 +254,11 @@ _LIMITS = {
     ".tiktoken": 256 * _MIB,
     ".py": 4 * _MIB,
 }
-_LIMITS_BY_NAME = {
-    "tokenizer.json": 256 * _MIB,
-    "vocab.json": 256 * _MIB,
-    "model.safetensors.index.json": 64 * _MIB,
-}
+# Those of Mistral and of unigram models lie beside a tokenizer.json, and are larger.
+_VOCABULARIES = dict.fromkeys(
+    ("tokenizer.json", "vocab.json", "tekken.json", "unigram.json"), 256 * _MIB
+)
+_LIMITS_BY_NAME = {**_VOCABULARIES, "model.safetensors.index.json": 64 * _MIB}
 _WEIGHTS = ".safetensors"
 # Larger ones are vocabularies and lists of tensors: those who read them look at their depth.
 _PARSED_BYTES = 4 * _MIB
@@ -272,8 +275,9 @@ def require_sound(directory: Path) -> None:
         if size is None or limit is None:
             continue
         _require_size(path, size, limit)
-        if path.suffix == ".json" and size <= _PARSED_BYTES:
-            _require_shallow(path)
+        is_vocabulary = entry.name in _VOCABULARIES
+        if path.suffix == ".json" and (size <= _PARSED_BYTES or not is_vocabulary):
+            _require_parsable(path, is_vocabulary=is_vocabulary)
 
 
 def _require_size(path: Path, size: int, limit: int) -> None:
@@ -307,12 +311,22 @@ def _regular_size(path: Path) -> int | None:
     return status.st_size
 
 
-def _require_shallow(path: Path) -> None:
-    """Refuse nested JSON; what is no JSON is for its reader to refuse."""
+def _require_parsable(path: Path, *, is_vocabulary: bool) -> None:
+    """Refuse JSON of too many values, and if it is small, of too many levels.
+
+    What is no JSON is for its reader to refuse.
+    """
     try:
-        level = [json.loads(path.read_bytes())]
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
+        text = path.read_bytes() if is_vocabulary else of_few_values(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from error
+    if len(text) <= _PARSED_BYTES:
+        _require_shallow(path, text)
+
+
+def _require_shallow(path: Path, text: bytes) -> None:
+    try:
+        level = [json.loads(text)]
     except RecursionError:
         raise _too_deep(path) from None
     except ValueError:
@@ -344,12 +358,35 @@ def template_source(option: str, models_dir: Path | None) -> str:
         told = shortened(repr(option))
         raise LoadError(f"chat_template: {told} is neither a file nor a Jinja template")
     try:
-        _require_size(path, path.stat().st_size, _LIMITS[".jinja"])
-        return path.read_text(encoding="utf-8")
+        size = path.stat().st_size
+        _require_size(path, size, _LIMITS[".jinja"])
+        # Reading one of the system's may never end.
+        return path.read_text(encoding="utf-8") if size else ""
     except OSError as error:
         raise LoadError(f"chat_template: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         raise LoadError(f"chat_template: {path} is not UTF-8") from None
+
+
+def require_possible(options: ModelOptions) -> None:
+    """Refuse a load that the disk alone shows to be impossible; a model of the hub may work."""
+    place, own = resolve(options), rooted(options)
+    draft = draft_options(own)
+    with named_draft():
+        found = resolve(draft) if draft is not None else None
+    if isinstance(place, Path):
+        known = str(found.absolute()) if isinstance(found, Path) else None
+        own = replace(own, tuning=own.tuning.updated(draft_model=known))
+        require_loadable(own, place.absolute())
+
+
+@contextlib.contextmanager
+def named_draft() -> Iterator[None]:
+    """Have an error say that it is of the draft model."""
+    try:
+        yield
+    except LoadError as error:
+        raise type(error)(f"draft_model: {error}") from error
 
 
 def require_loadable(options: ModelOptions, directory: Path) -> None:

@@ -33,8 +33,8 @@ def find_path(text: str, models_dir: Path | None) -> Path | None:
     """Return the first candidate that exists; `None` also for a text that is no path."""
     try:
         return next((path for path in candidates(text, models_dir) if path.exists()), None)
-    except (OSError, ValueError):
-        # Too long for a path, as a template may be.
+    except (OSError, RuntimeError, ValueError):
+        # Too long for a path, as a template may be, or in a home of nobody.
         return None
 
 

@@ -18,6 +18,9 @@ MakeRoom: TypeAlias = Callable[[int], None]
 
 PIECE_BYTES = 256 * 2**20
 
+# A layer of float32 has its weights as the checkpoint stores them here, if a few tokens meet those.
+STORED = "_stored"
+
 _GIB = 2**30
 
 
@@ -43,8 +46,10 @@ def cast_weights(network: Network, dtype: str) -> None:
 
 
 def weights_bytes(network: Network) -> int:
-    """Return the size of all weights without reading them."""
-    return sum(weight.nbytes for _, weight in tree_flatten(network.parameters()))
+    """Return the size of all weights without reading them, with those beside others."""
+    beside = [array for name, array in tree_flatten(network.state) if STORED in name.split(".")]
+    weights = [weight for _, weight in tree_flatten(network.parameters())]
+    return sum(array.nbytes for array in (*weights, *beside))
 
 
 def weight_types(network: Network) -> list[str]:

@@ -206,6 +206,17 @@ def mark_between(turns: Sequence[Turn]) -> list[Turn]:
     return _place_notes(turns, "system", lambda place: _awaits_results(turns, place))
 
 
+def remarks_in_results(turns: Sequence[Turn]) -> list[Turn]:
+    """Write text next to calls as marked text in the result: some templates take one reply each."""
+    placed = list(turns)
+    for place, turn in enumerate(turns[:-1]):
+        if calls_of(turn) and turn["content"] and turns[place + 1]["role"] == "tool":
+            remark, result = marked("assistant", turn["content"]), turns[place + 1]
+            placed[place] = {**placed[place], "content": ""}
+            placed[place + 1] = {**result, "content": joined(remark, result["content"])}
+    return placed
+
+
 def orphans_as_text(turns: Sequence[Turn]) -> list[Turn]:
     """Write results without a call before them as user text."""
     return _place_notes(turns, "tool", lambda place: _caller_of(turns, place) is None)
@@ -278,6 +289,7 @@ BEFORE_CALLS: Mapping[str, Repair] = {
         merge_leading,
         mark_between,
         mark_later,
+        remarks_in_results,
         drop_silent,
     )
 }
@@ -445,18 +457,6 @@ def split_calls(turns: Sequence[Turn]) -> list[Turn]:
     return split
 
 
-def join_replies(turns: Sequence[Turn]) -> list[Turn]:
-    """Move text before calls to the answer after the results: some templates keep one text."""
-    joined = dict(enumerate(turns))
-    for place, after in enumerate(turns[1:]):
-        if _is_answer(turns[place]) and calls_of(after):
-            answer = _next_answer(turns, place + 2)
-            if answer is not None:
-                text = f"{joined.pop(place)['content']}{PARAGRAPH}{turns[answer]['content']}"
-                joined[answer] = {**turns[answer], "content": text}
-    return list(joined.values())
-
-
 def spell_calls(turns: Sequence[Turn], spelling: Spelling = PLAIN) -> list[Turn]:
     """Write calls as text, for templates that only support results."""
     return [_spelled(turn, spelling) for turn in turns]
@@ -471,11 +471,19 @@ def spell_calls_and_results(turns: Sequence[Turn], spelling: Spelling = PLAIN) -
     return merge_turns(spell_calls(results, spelling))
 
 
+def wrap_arguments(turns: Sequence[Turn]) -> list[Turn]:
+    """Put arguments that are no object into one, for templates that iterate over them.
+
+    An agent sends back what the token limit cut off, and its own words on it as the result.
+    """
+    return [_with_objects(turn) for turn in turns]
+
+
 # From those that change least to the last resort.
 ALL_REPAIRS: tuple[Repair, ...] = (
-    *(merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
+    *(wrap_arguments, merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
     *(merge_leading, mark_between, mark_later, strangers_as_text, orphans_as_text),
-    *(merge_users, merge_assistants, split_calls, join_replies, answer_results),
+    *(merge_users, merge_assistants, split_calls, answer_results),
     *(open_with_system, lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
 )
 
@@ -499,20 +507,6 @@ def _one_by_one(turn: Turn, calls: Sequence[JsonValue], results: Sequence[Turn])
             rest.remove(result)
             yield result
     yield from rest
-
-
-def _next_answer(turns: Sequence[Turn], start: int) -> int | None:
-    """Return the index of the assistant's next text before the user speaks, if any."""
-    for place in range(start, len(turns)):
-        if _is_answer(turns[place]):
-            return place
-        if turns[place]["role"] == "user":
-            return None
-    return None
-
-
-def _is_answer(turn: Turn) -> bool:
-    return turn["role"] == "assistant" and _is_text(turn)
 
 
 def _silent(turn: Turn) -> Turn:
@@ -553,6 +547,18 @@ def _with_short_ids(turn: Turn) -> Turn:
     if isinstance(calls, list):
         short["tool_calls"] = [{**call, "id": _short_id(call.get("id", ""))} for call in calls]
     return short
+
+
+def _with_objects(turn: Turn) -> Turn:
+    calls = [_with_object(call) for call in calls_of(turn) if isinstance(call, Mapping)]
+    return {**turn, "tool_calls": calls} if calls else turn
+
+
+def _with_object(call: Mapping[str, JsonValue]) -> JsonValue:
+    function = call["function"]
+    if not isinstance(function, Mapping) or isinstance(function["arguments"], Mapping):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": {"arguments": function["arguments"]}}}
 
 
 def _short_id(call_id: str) -> str:

@@ -94,19 +94,17 @@ def _raise_in(thread_id: int) -> None:
 TIME_LIMIT = TimeLimit(MAX_RENDER_S)
 
 
-def make_renderer(
-    tokenizer: HfTokenizer, defaults: Mapping[str, Any], time_limit: TimeLimit = TIME_LIMIT
-) -> Renderer | None:
+def make_renderer(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> Renderer | None:
     """Return the renderer of a checkpoint, or `None` if it has no template.
 
     Args:
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
     """
     if function := _mlx_lm_template(tokenizer, defaults):
-        return _reporting(functools.partial(_call_function, function), time_limit)
+        return _reporting(functools.partial(_call_function, function), TIME_LIMIT)
     if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-        return _reporting(functools.partial(_call_method, tokenizer), time_limit)
-    return make_jinja_renderer(tokenizer, time_limit) if tokenizer.chat_template else None
+        return _reporting(functools.partial(_call_method, tokenizer), TIME_LIMIT)
+    return make_jinja_renderer(tokenizer) if tokenizer.chat_template else None
 
 
 def is_jinja(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> bool:

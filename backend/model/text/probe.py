@@ -56,12 +56,14 @@ _RESULT = Message(
     name=EXAMPLE_CALL.name,
     tool_call_id=EXAMPLE_CALL.call_id,
 )
+# Any order of a remark and its result is right.
+_REMARK = structs.replace(_CALLING, content=_RESULT.content, reasoning_content="probe_thought")
 _STRANGER = Message(role="tool", content="probe_strange", tool_call_id="probe0009")
 _NAMELESS = Message(role="tool", content="probe_strange")
 
 # In the order in which they are tried; the shapes of one need no repair that follows it.
 _SHAPES: Mapping[str, Sequence[_Shape]] = {
-    "lead_with_user": ((_S, _U), (_S, _U, _A, _U2)),
+    "lead_with_user": ((_S, _U), (_S, _U, _A, _U2), (_S, _U, _A, _U2, _CALLING, _RESULT)),
     "merge_users": ((_U, _U2), (_U, _A, _U2, _U3), (_U, _U2, _A, _U3)),
     "merge_assistants": ((_U, _A, _A2, _U2), (_U, _A, _A2)),
     "open_with_user": ((_A, _U), (_S, _A, _U), (_CALLING, _RESULT, _U)),
@@ -77,6 +79,9 @@ _SHAPES: Mapping[str, Sequence[_Shape]] = {
         *((_S, _U, _CALLING, _RESULT, _M, _A, _U2),),
     ),
     "mark_between": ((_U, _CALLING, _M, _RESULT), (_U, _CALLING, _M, _RESULT, _A, _U2)),
+    "remarks_in_results": (
+        *((_U, _REMARK, _RESULT, _A), (_U, _REMARK, _RESULT, _REMARK, _RESULT)),
+    ),
     "drop_silent": ((_U, _SILENT, _U2), (_U, _SILENT), (_U, _CALLING, _RESULT, _SILENT, _U2)),
     "answer_results": ((_U, _CALLING, _RESULT, _U2), (_U, _CALLING, _RESULT, _U2, _A)),
     "orphans_as_text": (

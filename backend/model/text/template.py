@@ -31,7 +31,7 @@ _NO_TEMPLATE = "this model has no chat template: send a Prompt, or set the optio
 _NO_TOOLS = "this model's chat template does not support tools, and the option write_tools is false"
 _LOST_TOOLS = "this model's chat template shows no tools in this conversation"
 _OPTIONS = "chat_template_kwargs"
-_RESERVED_OPTIONS = frozenset(
+RESERVED_OPTIONS = frozenset(
     {
         *("messages", "conversation", "conversations", "tools", "chat_template", "tokenize"),
         *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
@@ -71,8 +71,9 @@ class ChatTemplate:
         self.renderer = renderer
         if abilities is None:
             abilities = probe(renderer, text) if renderer else Abilities()
-        self.tool_forms = ToolForms(renderer) if renderer else None
-        self._efforts = Efforts(renderer) if renderer else None
+        self._renderer = renderer or _refuse
+        self.tool_forms = ToolForms(self._renderer)
+        self._efforts = Efforts(self._renderer)
         self._abilities = abilities
         self.writes_tools = writes_tools and not abilities.supports_tools
         self.supports_tools = abilities.supports_tools or writes_tools
@@ -105,7 +106,8 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequestError("Messages", "is empty")
         check_roles(messages, self.text)
-        _check_options(options)
+        if reserved := sorted(RESERVED_OPTIONS.intersection(options)):
+            raise InvalidRequestError(_OPTIONS, f"may not set {reserved[0]!r}")
         if tools and not self.supports_tools:
             raise InvalidRequestError("Tools", _NO_TOOLS)
         if tools and self.writes_tools:
@@ -133,17 +135,15 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool], options: Options
     ) -> str | None:
         """Return the prompt, or `None` if it lacks the tools."""
-        if self.renderer is None or self.tool_forms is None or self._efforts is None:
-            raise InvalidRequestError("Messages", _NO_TEMPLATE)
         form = self._abilities.form
         given = to_turns(messages, form.calls)
         texts = said(given) if form.shows_text else ()
         turns = form.of(given)
         options = self._efforts.fitted(options)
         if not tools:
-            return render(self.renderer, turns, None, options, texts=texts)
+            return render(self._renderer, turns, None, options, texts=texts)
         schemas = self.tool_forms.fitted([dict(tool.schema) for tool in tools])
-        return render_with_tools(self.renderer, turns, schemas, options, texts=texts)
+        return render_with_tools(self._renderer, turns, schemas, options, texts=texts)
 
     def render_with_branches(
         self,
@@ -180,9 +180,9 @@ class ChatTemplate:
             return ""
 
 
-def _check_options(options: Options) -> None:
-    if reserved := sorted(_RESERVED_OPTIONS.intersection(options)):
-        raise InvalidRequestError(_OPTIONS, f"may not set {reserved[0]!r}")
+def _refuse(*_: object) -> str:
+    """Stand for the template of a model without one."""
+    raise RenderError(_NO_TEMPLATE)
 
 
 _LEFT, _RIGHT = "Qx7", "Zk9"

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from backend.core.prompt import JsonValue, Message, Placement, Tool, ToolCall
+from backend.core.prompt import RESULT_ROLES, JsonValue, Message, Placement, Tool, ToolCall
 from backend.formats.objects import HERMES_CLOSER, HERMES_OPENER
 from backend.formats.spelling import PARAGRAPH, escape_marks
 from backend.model.text.conversation import CallStyle, Turn, to_turns
 from backend.model.text.renderer import Renderer, RenderError, Schema, render
 
 _SYSTEM_ROLES = frozenset({"system", "developer"})
-_RESULT_ROLES = frozenset({"tool", "function"})
 _INTRODUCTION = """\
 You can call functions. Each line between <tools> and </tools> describes one in JSON:
 <tools>
@@ -67,18 +66,16 @@ def _introduction(tools: Sequence[Tool]) -> str:
 def _spelled(messages: Sequence[Message]) -> Iterator[Message]:
     """Yield messages with calls and results as text; adjacent results are one user message."""
     results: list[Message] = []
-    order: Mapping[str, int] = {}
     for message in messages:
-        if message.role in _RESULT_ROLES:
+        if message.role in RESULT_ROLES:
             results.append(message)
             continue
         if results:
-            yield _joined(results, order)
+            yield _joined(results)
             results = []
-        order = {call.call_id: number for number, call in enumerate(message.tool_calls)}
         yield _with_calls(message)
     if results:
-        yield _joined(results, order)
+        yield _joined(results)
 
 
 def _with_calls(message: Message) -> Message:
@@ -89,10 +86,10 @@ def _with_calls(message: Message) -> Message:
     return replace(message, content=content, tool_calls=())
 
 
-def _joined(results: Sequence[Message], order: Mapping[str, int]) -> Message:
-    """Return results as one user message, in the order of their calls."""
+def _joined(results: Sequence[Message]) -> Message:
+    """Return results as one user message."""
     content, media = "", []
-    for result in sorted(results, key=lambda each: order.get(each.tool_call_id, len(order))):
+    for result in results:
         content += "\n<tool_response>\n" if content else "<tool_response>\n"
         start = len(content)
         media += [Placement(start + placed.offset, placed.kind) for placed in result.media]
@@ -289,29 +286,22 @@ def _make_room(memory: dict[str, Any]) -> None:
 
 def described(tool: Schema) -> Schema:
     """Give a tool a description that is text."""
-    function = _function(tool)
-    description = function.get("description")
+    description = _function(tool).get("description")
     if isinstance(description, str):
         return tool
     text = "" if description is None else json.dumps(description, ensure_ascii=False)
-    return {**tool, "function": {**function, "description": text}}
+    return _changed(tool, description=text)
 
 
 def with_parameters(tool: Schema) -> Schema:
     """Give a tool parameters with a type and properties."""
-    function = _function(tool)
-    parameters = function.get("parameters")
-    given = parameters if isinstance(parameters, Mapping) else {}
-    return {**tool, "function": {**function, "parameters": {**_NO_PARAMETERS, **given}}}
+    return _changed(tool, parameters={**_NO_PARAMETERS, **_parameters(tool)})
 
 
 def plain_root(tool: Schema) -> Schema:
     """Make the parameters an object of named properties, whatever their schema is."""
-    function = _function(tool)
-    parameters = function.get("parameters")
-    root = {**tidied(parameters if isinstance(parameters, Mapping) else {}), "type": "object"}
-    root["properties"] = _all_properties(root)
-    return {**tool, "function": {**function, "parameters": root}}
+    root = {**tidied(_parameters(tool)), "type": "object"}
+    return _changed(tool, parameters={**root, "properties": _all_properties(root)})
 
 
 def all_in_words(tool: Schema) -> Schema:
@@ -319,7 +309,7 @@ def all_in_words(tool: Schema) -> Schema:
     function = _function(described(tool))
     schema = json.dumps(function.get("parameters", {}), ensure_ascii=False)
     text = f"{function['description']}\nParameters, as a JSON schema: {schema}".lstrip()
-    return {**tool, "function": {**function, "description": text, "parameters": _NO_PARAMETERS}}
+    return _changed(tool, description=text, parameters=_NO_PARAMETERS)
 
 
 def tidied(schema: JsonValue) -> Schema:
@@ -334,7 +324,7 @@ def tidied(schema: JsonValue) -> Schema:
         case Mapping():
             tidy = {key: _tidy_keyword(key, value) for key, value in schema.items()}
             return {key: tidy[key] for key in tidy if tidy[key] is not None or key in _NULLABLE}
-        case list() if _is_texts(schema):
+        case list() if schema and len(_texts(schema)) == len(schema):
             return {"type": schema}
         case _:
             return {}
@@ -490,12 +480,10 @@ def _words_by_part(tool: Schema) -> Mapping[str, frozenset[str]]:
     Escapes differ between templates, so only letters, digits and underscores count.
     """
     function = _function(tool)
-    parameters = function.get("parameters")
-    given = tidied(parameters if isinstance(parameters, Mapping) else {})
     texts: dict[str, list[JsonValue]] = {
         "name": [function.get("name")],
         "description": [function.get("description")],
-        "properties": list(_all_properties(given)),
+        "properties": list(_all_properties(tidied(_parameters(tool)))),
     }
     return {
         part: frozenset(word for text in of_part for word in _WORD.findall(str(text or "")))
@@ -504,24 +492,28 @@ def _words_by_part(tool: Schema) -> Mapping[str, frozenset[str]]:
 
 
 def _function(tool: Schema) -> Schema:
-    function = tool.get("function")
-    return function if isinstance(function, Mapping) else {}
+    return _object(tool.get("function"))
 
 
-def _properties(tool: Schema) -> Mapping[str, JsonValue]:
-    parameters = _function(tool).get("parameters")
-    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+def _parameters(tool: Schema) -> Schema:
+    return _object(_function(tool).get("parameters"))
 
 
-def _with_properties(tool: Schema, properties: Mapping[str, JsonValue]) -> Schema:
-    function = _function(tool)
-    parameters = function["parameters"]
-    given = parameters if isinstance(parameters, Mapping) else {}
-    return {
-        **tool,
-        "function": {**function, "parameters": {**given, "properties": properties}},
-    }
+def _properties(tool: Schema) -> Schema:
+    return _object(_parameters(tool).get("properties"))
+
+
+def _object(value: JsonValue) -> Schema:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _changed(tool: Schema, **fields: JsonValue) -> Schema:
+    """Return a tool with other fields of its function."""
+    return {**tool, "function": {**_function(tool), **fields}}
+
+
+def _with_properties(tool: Schema, properties: Schema) -> Schema:
+    return _changed(tool, parameters={**_parameters(tool), "properties": properties})
 
 
 def _by_name(value: JsonValue) -> Mapping[str, JsonValue]:
@@ -544,7 +536,3 @@ def _sequence(value: JsonValue) -> Sequence[JsonValue]:
 
 def _texts(value: JsonValue) -> list[JsonValue]:
     return [each for each in _sequence(value) if isinstance(each, str)]
-
-
-def _is_texts(value: JsonValue) -> bool:
-    return isinstance(value, list) and bool(value) and len(_texts(value)) == len(value)

@@ -27,6 +27,7 @@ from backend.formats.dialects import (
     Slot,
     Tags,
     Template,
+    filled,
     split_at,
     text_of,
 )
@@ -38,7 +39,8 @@ from backend.output.readers.json_calls import (
     CallHead,
     CallKeys,
 )
-from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect, LiteralSyntax
+from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect
+from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
     ATTRIBUTES,
@@ -52,6 +54,7 @@ from backend.output.readers.patterns import (
     fixed,
     grouped,
     maybe,
+    odd_names,
     sequence,
 )
 from backend.output.readers.reader import MakeReader, Reader, ReaderContext, ReaderOutput
@@ -125,14 +128,13 @@ def _named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
         starts=starts if dialect.is_list else (),
         ends=_ends(reading),
         separators=separators if dialect.is_list else (),
-        fillers=(*_CLOSERS, FENCE, *filter(None, inner_ends)),
+        fillers=(*_CLOSERS, '"', FENCE, *filter(None, inner_ends)),
     )
 
 
 def _heads(template: Template) -> Iterator[Pattern]:
-    """Yield the patterns between the beginning of a call and its arguments."""
-    begin, _ = split_at(template, ARGUMENTS)
-    head = begin[1:] if isinstance(begin[0], str) else begin
+    """Yield the patterns of a head."""
+    head = _head(template)
     unescape = _json_text if QUOTED_NAME in head else str
     yield Pattern((SPACE, *_head_pieces(head)), unescape=unescape)
     for part in head:
@@ -148,15 +150,17 @@ def _heads(template: Template) -> Iterator[Pattern]:
 def _odd_heads(calls: tuple[Template, ...], names: tuple[str, ...]) -> tuple[Pattern, ...]:
     """Return the patterns of heads with those names that no other pattern reads."""
     plain = re.compile(_PLAIN_NAME.whole)
-    odd = sorted((each for each in names if not plain.fullmatch(each)), key=len, reverse=True)
-    if not odd:
-        return ()
-    name = grouped("name", choice(*map(fixed, odd)))
-    heads = (split_at(template, ARGUMENTS)[0] for template in calls)
-    bare = (head[1:] if isinstance(head[0], str) else head for head in heads)
+    name = odd_names(names, lambda each: plain.fullmatch(each) is not None)
+    heads = map(_head, calls) if name else ()
     return tuple(
-        Pattern((SPACE, *_head_pieces(head, name))) for head in bare if QUOTED_NAME not in head
+        Pattern((SPACE, *_head_pieces(head, name))) for head in heads if QUOTED_NAME not in head
     )
+
+
+def _head(call: Template) -> Template:
+    """Return the parts between the beginning of a call and its arguments."""
+    begin, _ = split_at(call, ARGUMENTS)
+    return begin[1:] if isinstance(begin[0], str) else begin
 
 
 def _json_text(written: str) -> str:
@@ -172,7 +176,8 @@ def _loose_head(template: Template) -> Pattern | None:
     begin, _ = split_at(template, ARGUMENTS)
     for place, part in enumerate(begin):
         if isinstance(part, Id) and NAME in part.template:
-            return Pattern((SPACE, _WORD, *_pieces_after_name(begin[place + 1 :])))
+            after_name = _pieces_after_name(begin[place + 1 :])
+            return Pattern((SPACE, _WORD, *after_name), may_lack_name=True)
     return None
 
 
@@ -293,7 +298,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         key=_key_pattern(dialect, assign),
         other_key=_key_pattern(dialect, "=") if dialect.has_bare_text else None,
         assign=assign,
-        syntax=_syntax(dialect, bracket),
+        syntax=_syntax(dialect, bracket, _ends(reading)),
         block_end=reading.end,
         other_block_ends=reading.other_ends,
         has_positions=dialect.has_positions,
@@ -315,11 +320,8 @@ def _odd_call(
 ) -> Pattern | None:
     """Return the pattern of calls with those names that `_call_pattern` does not read."""
     plain = _call_pattern(begin, bracket, before)
-    odd = [name for name in names if plain.match(f"{begin}{name}{bracket}").name != name]
-    if not odd:
-        return None
-    name = grouped("name", choice(*map(fixed, sorted(odd, key=len, reverse=True))))
-    return Pattern((fixed(begin), name, fixed(bracket)))
+    name = odd_names(names, lambda each: plain.match(f"{begin}{each}{bracket}").name == each)
+    return Pattern((fixed(begin), name, fixed(bracket))) if name else None
 
 
 def _key_pattern(dialect: Literals, assign: str) -> Pattern:
@@ -330,18 +332,24 @@ def _key_pattern(dialect: Literals, assign: str) -> Pattern:
     return Pattern((any_of(r"\w", group="name"), SPACE, fixed(assign)))
 
 
-def _syntax(dialect: Literals, bracket: str) -> LiteralSyntax:
+def _syntax(dialect: Literals, bracket: str, block_ends: Sequence[str]) -> LiteralSyntax:
+    ends = "".join(sorted({re.escape(end[0]) for end in block_ends}))
     firsts = "".join(sorted({re.escape(quote[0]) for quote in dialect.quotes}))
     has_bare_text = dialect.has_bare_text
+    begin = text_of(split_at(dialect.call, NAME)[0])
     return LiteralSyntax(
         quotes=dialect.quotes,
-        plain=re.compile(rf"[^{firsts}\\]*"),
-        bare=re.compile(r"[^,{}\[\]]*") if has_bare_text else _LITERAL_WORD,
+        plain=re.compile(rf"[^{firsts}\\{',' if has_bare_text else ''}]*"),
+        bare=re.compile(rf"[^,{{}}\[\]{ends}]*") if has_bare_text else _LITERAL_WORD,
         bare_key=re.compile(rf"[^:,{firsts}{{}}\[\]]*") if has_bare_text else _LITERAL_WORD,
         brackets=_BRACKETS | ({"(": ")"} if bracket == "(" else {}),
         has_escapes=dialect.has_escapes,
         format_plain=re.compile(rf"[^{firsts}\\{{}}]*"),
         has_bare_text=has_bare_text,
+        call_begin=begin,
+        inner_call=re.compile(rf"{re.escape(begin)}[^\s{{}}]+\{bracket}[^{{}}]*\Z")
+        if begin
+        else None,
     )
 
 
@@ -360,14 +368,17 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
     return TaggedDialect(
         call=_pattern(call, dialect),
         odd_call=partial(_odd_pattern, call, dialect),
+        unmarked_call=_unmarked_pattern(call, dialect),
         call_begin=text_of(call[:1]),
         call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
         odd_parameter=partial(_odd_pattern, begin, dialect),
         unmarked_parameter=_unmarked_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
+        unopened_parameter=_unopened_pattern(call, begin) if ends.key_end else None,
+        key_end=ends.key_end,
         value_begin=ends.value_begin,
-        parameter_end=value_end or _element_end(end),
+        parameter_end=value_end or filled(end, {KEY: ELEMENT_NAME}).strip(),
         block_ends=ends.block_ends,
         other_parameter_ends=tuple(other_ends),
         pads_values=text_of(begin).endswith("\n") and text_of(end).startswith("\n"),
@@ -399,6 +410,13 @@ def _unmarked_pattern(head: Template, dialect: Tags) -> Pattern | None:
     first, *rest = head
     plain = without_mark(str(first))
     return None if plain == first else _pattern((plain, *rest), dialect)
+
+
+def _unopened_pattern(call: Template, begin: Template) -> Pattern:
+    """Return the pattern of a key and a value's tag, perhaps after the tag of a call."""
+    key_end, value = (part.strip() for part in begin[1:] if isinstance(part, str))
+    key = (SPACE_IN_LINE, any_of(r"[^<\s]", group="name"), fixed(key_end), SPACE, fixed(value))
+    return Pattern((maybe(fixed(text_of(call[:1]))), *key))
 
 
 _MARKER_PART = re.compile(r"<[^<>]*>|[^<>]+")
@@ -437,22 +455,17 @@ def _odd_pattern(head: Template, dialect: Tags, names: tuple[str, ...]) -> Patte
     """Return the pattern of those names that the pattern of an opening tag does not read."""
     plain = _pattern(head, dialect)
 
-    def is_odd(name: str) -> bool:
-        return plain.match(_filled(head, dialect.spelled(name))).name != name == name.strip()
+    def is_read(name: str) -> bool:
+        spelled = dialect.spelled(name)
+        # The beginning of the next line follows.
+        text = filled(head, {NAME: spelled, KEY: spelled, Slot.INDEX: "0"}).rstrip() + "\n"
+        return plain.match(text).name == name or name != name.strip()
 
-    odd = sorted(filter(is_odd, names), key=len, reverse=True)
-    if not odd:
+    name = odd_names(names, is_read, dialect.spelled)
+    if name is None:
         return None
-    name = grouped("tag", grouped("name", choice(*(fixed(dialect.spelled(each)) for each in odd))))
-    pieces = _exact(head, name, dialect)
+    pieces = _exact(head, grouped("tag", name), dialect)
     return Pattern(tuple(pieces), unescape=_unescape if dialect.escapes_attributes else str)
-
-
-def _filled(head: Template, name: str) -> str:
-    """Return an opening tag with a name, and the beginning of the next line."""
-    texts: dict[Part, str] = {NAME: name, KEY: name, Slot.INDEX: "0"}
-    parts = (part if isinstance(part, str) else texts.get(part, "") for part in head)
-    return f"{''.join(parts).rstrip()}\n"
 
 
 def _exact(head: Template, name: Piece, dialect: Tags) -> Iterator[Piece]:
@@ -492,7 +505,7 @@ def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
         # One of the two tags between key and value may be missing.
         key_end, value = map(fixed, markers)
         yield SPACE
-        without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s])", "")))
+        without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s\\])", "")))
         kind = [maybe(*_type_pieces(type_tag))] if type_tag else []
         yield choice(sequence(maybe(key_end), SPACE, *kind, value), without_value)
     elif markers:
@@ -507,11 +520,6 @@ def _type_pieces(type_tag: Template) -> Iterator[Piece]:
     begin, end = split_at(type_tag, Slot.TYPE)
     yield from (fixed(text_of(begin)), SPACE, any_of(r"[^<\s]", group="kind"), SPACE)
     yield from (fixed(text_of(end)), SPACE)
-
-
-def _element_end(end: Template) -> str:
-    """Return the end of an element, with a group reference for its name."""
-    return "".join(ELEMENT_NAME if part is KEY else str(part) for part in end).strip()
 
 
 def _types(dialect: Tags) -> dict[str, JsonTypes]:

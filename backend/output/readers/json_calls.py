@@ -1,4 +1,4 @@
-"""Reads one tool call with its name before its arguments, `f[ARGS]{…}`, incrementally."""
+"""Reads calls whose arguments are JSON: after their names, or both in an object."""
 
 import json
 import re
@@ -426,7 +426,7 @@ def _as_id(value: str) -> str:
 
 FENCE = "```"
 _BARE_OPENERS = ("{", "[")
-_BRACKETS = frozenset("]}")
+_BRACKETS = frozenset(']}"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,7 +454,7 @@ class CallBlock:
 
     @property
     def all_ends(self) -> tuple[str, ...]:
-        """Texts longer than a bracket that end arguments, a call or the block."""
+        """Texts longer than a bracket or quote that end arguments, a call or the block."""
         fillers = (filler for filler in self.fillers if filler not in _BRACKETS)
         return tuple(filter(None, (self.call_end, *self.ends, *fillers)))
 

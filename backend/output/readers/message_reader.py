@@ -1,4 +1,4 @@
-"""Reads a call named in a header, whose arguments fill a message as JSON."""
+"""Reads replies made of messages, whose headers may name a tool."""
 
 import re
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Regular expressions that tell whether a text matches, may still match, or does not match."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 REFUTED = -1
@@ -158,6 +158,14 @@ class Match:
 NO_MATCH, OPEN_MATCH = Match(REFUTED), Match(UNDECIDED)
 
 
+def odd_names(
+    names: Iterable[str], is_read: Callable[[str], bool], spelled: Callable[[str], str] = str
+) -> Piece | None:
+    """Return a piece for the names that a pattern does not read, longer ones first."""
+    odd = sorted((name for name in names if not is_read(name)), key=len, reverse=True)
+    return grouped("name", choice(*(fixed(spelled(name)) for name in odd))) if odd else None
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A text that contains a name, as models write it.
@@ -166,11 +174,13 @@ class Pattern:
         pieces: Its parts; the groups `name`, `kind`, `id` and `tag` and attributes are stored.
         name_key: The attribute that contains the name, if there are attributes.
         kind_key: The attribute that contains the type.
+        may_lack_name: Whether the name may be empty.
     """
 
     pieces: tuple[Piece, ...]
     name_key: str = ""
     kind_key: str = ""
+    may_lack_name: bool = False
     unescape: Callable[[str], str] = str
     _whole: re.Pattern[str] = field(init=False, repr=False)
     _begun: re.Pattern[str] = field(init=False, repr=False)
@@ -190,9 +200,10 @@ class Pattern:
 
     def _read(self, found: re.Match[str]) -> Match:
         groups = found.groupdict(default="")
-        attributes = dict(_attributes(groups.get("attributes", "")))
-        name = self.unescape(self._name(groups, attributes))
-        if not name:
+        written = _ATTRIBUTE.findall(groups.get("attributes", ""))
+        attributes = {key: value.strip("\"'") for key, value in written}
+        name = attributes.get(self.name_key, "") if self.name_key else groups["name"].strip()
+        if not (name := self.unescape(name)) and not self.may_lack_name:
             return NO_MATCH
         return Match(
             found.end(),
@@ -202,12 +213,11 @@ class Pattern:
             groups.get("tag", ""),
         )
 
-    def _name(self, groups: Mapping[str, str], attributes: Mapping[str, str]) -> str:
-        if self.name_key:
-            return attributes.get(self.name_key, "")
-        return groups["name"].strip()
 
-
-def _attributes(text: str) -> Iterator[tuple[str, str]]:
-    for name, value in _ATTRIBUTE.findall(text):
-        yield name, value.strip("\"'")
+def first_match(text: str, position: int, *patterns: Pattern | None) -> Match:
+    """Return the match of the first pattern that does not refute the text."""
+    found = NO_MATCH
+    for pattern in patterns:
+        if pattern and (found := pattern.match(text, position)).end != REFUTED:
+            break
+    return found

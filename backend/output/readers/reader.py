@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol, TypeAlias
 
 from backend.core.step import Delta, ToolCallDelta
-from backend.formats.dialects import INDEX, NAME, Id, NamedJson, Part, Slot, Template
+from backend.formats.dialects import INDEX, NAME, Id, NamedJson, Template, filled
 from backend.formats.format import ToolFormat
 from backend.output.readers.patterns import REFUTED, either, span_end
 from backend.output.readers.tolerant_json import Unwrapping, unwrapped
@@ -86,14 +86,7 @@ def _template(tool_format: ToolFormat) -> Template | None:
 
 
 def _filled(template: Template, name: str, number: int) -> str:
-    texts = (_text(part, name, number) for part in template)
-    return "".join(texts)
-
-
-def _text(part: Part, name: str, number: int) -> str:
-    if isinstance(part, str):
-        return part
-    return {NAME: name, INDEX: str(number)}.get(part, "") if isinstance(part, Slot) else ""
+    return filled(template, {NAME: name, INDEX: str(number)})
 
 
 def name_in_id(call_id: str, names: Iterable[str]) -> str:
@@ -390,6 +383,8 @@ class SteppingReader(ABC):
         self._step: Step = self._before_call
         self._missing_end = ""
         self._keys: list[str] = []
+        # Of a call that nothing has confirmed yet.
+        self._name = ""
         self._calls_begun = self._calls_ended = 0
         self._is_over = False
         self._outbox.begin(len(self._buffer))
@@ -401,8 +396,8 @@ class SteppingReader(ABC):
 
     @property
     def is_mid_call(self) -> bool:
-        """Whether a call is open, or none has been completed yet."""
-        return self._is_in_call or not self._calls_ended
+        """Whether a call is open, emitted or not, or none has been completed yet."""
+        return bool(self._name) or self._is_in_call or not self._calls_ended
 
     @property
     def _is_in_call(self) -> bool:
@@ -447,6 +442,12 @@ class SteppingReader(ABC):
         self._missing_end = "{}"
         self._keys = []
         self._outbox.send(self._context.calls.open(name), end)
+
+    def _hand_out_name(self, end: int) -> None:
+        """Begin a call once something in it has confirmed that it is one."""
+        if self._name:
+            self._begin_call(self._name, end)
+            self._name = ""
 
     def _begin_argument(self, key: str, end: int) -> None:
         """Emit a key as JSON."""

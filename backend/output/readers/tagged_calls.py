@@ -1,13 +1,14 @@
-"""The tags of calls, in the form that the reader needs."""
+"""Reads calls in tags around raw values, `<parameter=a>…</parameter>`."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from backend.output.readers.json_scanner import JsonScanner, JsonState, JsonStrings
+from backend.output.readers.json_scanner import JsonStrings
 from backend.output.readers.patterns import (
     NO_MATCH,
+    OPEN_MATCH,
     REFUTED,
     UNDECIDED,
     Match,
@@ -15,9 +16,11 @@ from backend.output.readers.patterns import (
     after,
     after_space,
     either,
+    first_match,
 )
 from backend.output.readers.reader import (
     MAX_NAME_CHARS,
+    NotACallError,
     ReaderContext,
     ReaderOutput,
     SteppingReader,
@@ -27,6 +30,7 @@ from backend.output.readers.typed_values import (
     SCALARS,
     STRING,
     UNKNOWN,
+    JsonArguments,
     JsonTypes,
     ParameterTypes,
     ValueWriter,
@@ -43,12 +47,16 @@ class TaggedDialect:
     Attributes:
         call: The beginning of a call, up to its arguments.
         odd_call: The same, for those of some names that `call` does not read.
+        unmarked_call: The beginning of a call without the mark of its family.
         call_begin: The text that begins every call.
         call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
         odd_parameter: The same, for those of some names that `parameter` does not read.
         unmarked_parameter: The beginning of an argument without the mark of its family.
         parameter_begin: The text that begins every argument.
+        unopened_parameter: The beginning of a first argument that lacks its tag, or has that of a
+            call in its place, in dialects with a tag after the key.
+        key_end: The tag after a key, if there is one.
         value_begin: The tag before a value, if it differs from the argument's.
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
         block_ends: Texts that end a block of calls, in formats with blocks.
@@ -65,6 +73,7 @@ class TaggedDialect:
 
     call: Pattern
     odd_call: Callable[[tuple[str, ...]], Pattern | None]
+    unmarked_call: Pattern | None
     call_begin: str
     call_ends: tuple[str, ...]
     parameter: Pattern
@@ -72,6 +81,8 @@ class TaggedDialect:
     unmarked_parameter: Pattern | None
     parameter_begin: str
     parameter_end: str
+    unopened_parameter: Pattern | None = None
+    key_end: str = ""
     value_begin: str = ""
     block_ends: tuple[str, ...] = ()
     other_parameter_ends: tuple[str, ...] = ()
@@ -148,14 +159,43 @@ class _TagLookahead(SteppingReader):
         return self._any_at(position, self._dialect.block_ends)
 
     def _next_call_at(self, position: int) -> Match:
-        call = self._named_at(position, self._odd_call, self._dialect.call)
+        # The request tells where an odd name ends.
+        dialect = self._dialect
+        patterns = (self._odd_call, dialect.call, dialect.unmarked_call)
+        call = first_match(self._buffer, position, *patterns)
         is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
-        return NO_MATCH if is_foreign else call
+        return self._glued_call(call) if is_foreign else call
 
-    def _named_at(self, position: int, odd: Pattern | None, plain: Pattern) -> Match:
-        """Match a tag that contains a name; the request tells where an odd one ends."""
-        found = odd.match(self._buffer, position) if odd else NO_MATCH
-        return plain.match(self._buffer, position) if found.end == REFUTED else found
+    def _glued_call(self, call: Match) -> Match:
+        """Match a call whose first key follows its name at once, without the tag of a key."""
+        calls, word = self._context.calls, call.name
+        key_end = self._dialect.key_end
+        follows = after(self._buffer, call.end, key_end) if key_end else REFUTED
+        if follows == UNDECIDED:
+            return OPEN_MATCH
+        for name in calls.names if follows >= 0 else ():
+            key = word.removeprefix(name)
+            if key != word and calls.parameter_types(name).is_declared(key):
+                return Match(call.end - len(key), name)
+        return NO_MATCH
+
+
+@dataclass(slots=True)
+class _DoubtfulEnd:
+    """An end of a value that counts if no better one follows.
+
+    It stands in a call that the value itself contains, as text about calls does, lacks its tag
+    in a dialect that requires one, or is followed by the end of the call but not of the block.
+
+    Attributes:
+        depth: How many calls inside the value are open.
+        end: The end, relative to its first character; all text since that waits.
+        read: How much of that text has been read.
+    """
+
+    depth: int = 0
+    end: int | None = None
+    read: int = 0
 
 
 class MarkupReader:
@@ -173,7 +213,8 @@ class MarkupReader:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End before the text has arrived."""
-        return ReaderOutput(rejected="" if truncated else self.held)
+        del truncated
+        return ReaderOutput()
 
 
 class TaggedReader(_TagLookahead):
@@ -185,7 +226,6 @@ class TaggedReader(_TagLookahead):
 
     def __init__(self, context: ReaderContext, *, dialect: TaggedDialect) -> None:
         super().__init__(context, dialect=dialect)
-        self._name = ""
         self._types = ParameterTypes({})
         self._odd_parameter: Pattern | None = None
         self._given: set[str] = set()
@@ -194,11 +234,11 @@ class TaggedReader(_TagLookahead):
         self._may_lack_end = False
         self._inner_begin = ""
         self._inner_open = 0
+        self._doubt = _DoubtfulEnd()
         self._is_padded = False
         self._is_scalar = False
         self._strings: JsonStrings | None = None
-        self._json = JsonScanner()
-        self._doubtful = ""
+        self._json = JsonArguments()
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End; after the end of a value, missing tags do no harm unless the reply was cut off."""
@@ -226,9 +266,12 @@ class TaggedReader(_TagLookahead):
             # A quote is missing.
             self._strings = None
             return True
-        end = REFUTED if self._inner_open else self._closer_at(0)
+        start = self._doubt.read
+        end = REFUTED if self._inner_open or self._doubt.depth else self._closer_at(start)
+        if end < 0 and self._doubt.end is not None:
+            start, end = 0, self._doubt.end
         if end >= 0:
-            self._end_value(self._without_padding(0, end), end)
+            self._end_value(self._without_padding(start, end), end)
             self._buffer = self._buffer[end:]
         return end >= 0
 
@@ -265,23 +308,14 @@ class TaggedReader(_TagLookahead):
         self._hand_out_name(end)
         super()._end_call(end)
 
-    def _hand_out_name(self, end: int) -> None:
-        """Begin a call once something in it has confirmed that it is one."""
-        if self._name:
-            self._begin_call(self._name, end)
-            self._name = ""
-
-    @property
-    def is_mid_call(self) -> bool:
-        """Whether a call is open, emitted or not, or none has been completed yet."""
-        return bool(self._name) or super().is_mid_call
-
     def _between_parameters(self, position: int) -> int:
         position = self._skip_space(position)
         stray = self._any_at(position, self._value_ends if self._given else ())
         if stray != REFUTED:
             return stray
         parameter = self._parameter_at(position)
+        if parameter.end == REFUTED and not self._given:
+            parameter = self._unopened_at(position)
         if parameter.end >= 0:
             self._begin_value(parameter)
             return parameter.end
@@ -291,7 +325,7 @@ class TaggedReader(_TagLookahead):
             return again.end
         json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
         if json_start >= 0:
-            self._json = JsonScanner()
+            self._json = JsonArguments()
             self._step = self._in_json
             return json_start
         return self._end_call_at(position, either(parameter.end, json_start))
@@ -331,7 +365,8 @@ class TaggedReader(_TagLookahead):
         has_elements = dialect.make_value is not None and self._types_of(parameter) != STRING
         self._inner_begin = end.replace("/", "", 1) if has_elements else ""
         self._inner_open = 0
-        self._may_lack_end = not dialect.requires_ends
+        self._doubt = _DoubtfulEnd()
+        self._may_lack_end = not has_elements
         self._step = self._before_value
 
     def _new_value(self, parameter: Match) -> ValueWriter:
@@ -390,12 +425,53 @@ class TaggedReader(_TagLookahead):
         if self._strings and (found := self._find_json_end(position, self._strings)):
             return found
         self._strings = None
-        for candidate in self._candidates().finditer(self._buffer, position):
-            start = candidate.start()
-            end = self._value_end_at(start)
-            if end != REFUTED:
+        return self._find_text_end(position)
+
+    def _find_text_end(self, position: int) -> tuple[int, int]:
+        """Return the same for text: where the calls in it are closed, or else its first end."""
+        doubt, place = self._doubt, position + self._doubt.read
+        while found := self._candidates().search(self._buffer, place):
+            start = found.start()
+            place = self._pass_call(start)
+            if place >= 0:
+                continue
+            end = self._value_end_at(start) if place == REFUTED else UNDECIDED
+            place = found.end()
+            if end == UNDECIDED:
+                return self._wait_at(position, start)
+            is_doubtful = self._dialect.requires_ends and self._closer_at(start) < 0
+            if end == REFUTED and (end := self._closed_call_at(start)) >= 0:
+                is_doubtful = True
+            if end >= 0 and not (doubt.depth or is_doubtful):
                 return self._without_padding(start, end), end
-        return len(self._buffer), UNDECIDED
+            if end >= 0 and doubt.end is None:
+                doubt.end, position = end - start, start
+        return self._wait_at(position, len(self._buffer))
+
+    def _wait_at(self, position: int, start: int) -> tuple[int, int]:
+        """Read on from a place once there is more text; text since an end of the value waits."""
+        if self._doubt.end is None:
+            return start, UNDECIDED
+        self._doubt.read = start - position
+        return position, UNDECIDED
+
+    def _pass_call(self, start: int) -> int:
+        """Match the beginning of a call inside a text, with its first argument, or its end."""
+        if self._is_scalar or self._inner_begin:
+            return REFUTED
+        line = start + self._buffer.startswith("\n", start)
+        call_end = self._dialect.call_ends[0]
+        end = after(self._buffer, line, call_end) if self._doubt.depth else REFUTED
+        if end != REFUTED:
+            self._doubt.depth -= end >= 0
+            return end
+        begin = self._dialect.call.match(self._buffer, line).end
+        inside = after_space(self._buffer, begin) if begin >= 0 else begin
+        if inside < 0:
+            return inside
+        goes_on = either(self._marked_at(inside).end, after(self._buffer, inside, call_end))
+        self._doubt.depth += goes_on >= 0
+        return begin if goes_on >= 0 else goes_on
 
     def _find_json_end(self, position: int, strings: JsonStrings) -> tuple[int, int] | None:
         """Return the same for a value in JSON, and nothing if it is not JSON after all."""
@@ -440,6 +516,13 @@ class TaggedReader(_TagLookahead):
         )
         return end if follows >= 0 else follows
 
+    def _closed_call_at(self, start: int) -> int:
+        """Return the end of the value's end tag, if the end of the call follows."""
+        end = self._closer_at(start)
+        position = self._skip_strays(end, self._value_ends) if end >= 0 else end
+        is_closed = position >= 0 and self._any_at(position, self._dialect.call_ends) >= 0
+        return end if is_closed else REFUTED
+
     def _inner_at(self, start: int, end: int) -> int:
         """Follow an element inside the value with its name; zero if neither end of one is here.
 
@@ -466,7 +549,7 @@ class TaggedReader(_TagLookahead):
         if not self._may_lack_end:
             return REFUTED
         line = start + self._buffer.startswith("\n", start)
-        may_follow = line > start or self._dialect.value_begin
+        may_follow = line > start or self._dialect.value_begin or self._dialect.requires_ends
         follows = either(
             self._next_parameter_at(line, is_bare=True) if may_follow else REFUTED,
             self._end_of_call_at(line) if self._is_in_block else self._last_end_at(line),
@@ -492,14 +575,21 @@ class TaggedReader(_TagLookahead):
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
     def _marked_at(self, position: int) -> Match:
-        return self._named_at(position, self._odd_parameter, self._dialect.parameter)
+        return first_match(self._buffer, position, self._odd_parameter, self._dialect.parameter)
 
     def _parameter_at(self, position: int) -> Match:
         found = self._marked_at(position)
         unmarked = self._dialect.unmarked_parameter
         if found.end != REFUTED or unmarked is None:
             return found
-        found = unmarked.match(self._buffer, position)
+        return self._declared(unmarked.match(self._buffer, position))
+
+    def _unopened_at(self, position: int) -> Match:
+        unopened = self._dialect.unopened_parameter
+        found = unopened.match(self._buffer, position) if unopened else NO_MATCH
+        return self._declared(found)
+
+    def _declared(self, found: Match) -> Match:
         is_known = found.end < 0 or self._types.is_declared(found.name)
         return found if is_known else NO_MATCH
 
@@ -518,17 +608,15 @@ class TaggedReader(_TagLookahead):
         if position == len(self._buffer):
             return UNDECIDED
         piece, end = self._json.read_from(self._buffer, position)
-        self._doubtful += piece
-        if not self._json.has_value:
-            return self._expected(end, end if self._json.state is JsonState.OPEN else REFUTED)
-        piece, self._doubtful = self._doubtful, ""
-        self._hand_out_name(end)
-        is_whole = self._json.state is JsonState.COMPLETE
-        if is_whole:
-            piece, self._missing_end = piece[:-1], piece[-1]
+        if piece:
+            self._hand_out_name(end)
+            self._send(piece, end - self._json.kept_back)
+        if self._json.is_malformed:
+            raise NotACallError(end)
+        if self._json.is_whole:
+            self._missing_end = self._json.missing_end
             self._step = self._after_json
-        self._send(piece, end - (1 if is_whole else self._json.pending))
-        return self._expected(end, REFUTED if self._json.state is JsonState.MALFORMED else end)
+        return end
 
     def _after_json(self, position: int) -> int:
         """Consume the end tag of a JSON object; it may be missing."""

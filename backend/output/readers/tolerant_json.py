@@ -5,10 +5,11 @@ What a stream has sent of the same text is then a prefix of the result.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from backend.output.readers.json_scanner import JsonScanner, JsonState, is_number
+from backend.output.readers.patterns import span_end
 from backend.output.readers.typed_values import (
     JsonTypes,
     ParameterTypes,
@@ -68,9 +69,7 @@ class Repaired:
     is_open: bool = False
 
 
-def read_json(
-    text: str, position: int, quotes: tuple[str, ...] = ('"', "'"), *, limit: int | None = None
-) -> Repaired:
+def read_json(text: str, position: int, quotes: tuple[str, ...] = ('"', "'")) -> Repaired:
     """Read a value that begins at a position.
 
     Also accepted: keys and strings without quotes or in other quotes, quotes inside strings,
@@ -82,14 +81,12 @@ def read_json(
         text: A text that ends with the call.
         position: Start of the value; whitespace is skipped.
         quotes: Texts around strings, longer ones first.
-        limit: End of the call, if the text does not end with it.
 
     Raises:
         NotJsonError: There is no value, or it ends inside a string.
     """
-    reader = _Reader(text if limit is None else text[:limit], quotes)
-    value = reader.value(_skip(text, position), 0)
-    return reader.result(value)
+    reader = _Reader(text, quotes)
+    return reader.result(reader.value(span_end(_SPACE, text, position), 0))
 
 
 def repaired_value(raw: str, types: JsonTypes) -> str:
@@ -125,15 +122,6 @@ def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str 
     return reader.result(reader.members(position, closer, 0))
 
 
-def _skip(text: str, position: int) -> int:
-    return _end(_SPACE, text, position)
-
-
-def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
-    found = pattern.match(text, position)
-    return found.end() if found else position
-
-
 class _Reader:
     """Reads one value; `end` is the position after the latest part read."""
 
@@ -158,7 +146,7 @@ class _Reader:
         if char == "{":
             return self._object(position + 1, depth)
         if char in "[(":
-            return self._items(position + 1, _OPENERS[char], depth)
+            return f"[{self._parts(position + 1, _OPENERS[char], depth, self.value)}]"
         if quote := self._quote_at(position):
             return self._string(position, quote)
         return self._bare(position)
@@ -174,33 +162,31 @@ class _Reader:
 
     def members(self, position: int, closer: str, depth: int) -> str:
         """Read the members of an object, up to its closing bracket."""
-        self._closers.append(closer)
-        pieces = ["{"]
-        while not self._closes(begin := self._gap_end(position), closer):
-            pieces.append(self._gap(position, begin, is_first=len(pieces) == 1))
-            key = self._key(begin)
-            assign = _ASSIGN.match(self._text, self.end)
-            if assign is None:
-                raise NotJsonError
-            value = self.value(assign.end(), depth + 1)
-            pieces.append(f"{key}{self._colon(assign[0])}{value}")
-            if depth == 0:
-                self._members[json.loads(key)] = value
-            position = self.end
-        pieces.append(self._gap(position, begin, is_first=True))
-        self._closers.pop()
-        return "".join((*pieces, "}"))
+        return f"{{{self._parts(position, closer, depth, self._member)}}}"
 
-    def _items(self, position: int, closer: str, depth: int) -> str:
+    def _parts(
+        self, position: int, closer: str, depth: int, read: Callable[[int, int], str]
+    ) -> str:
+        """Read members or items, up to the bracket around them."""
         self._closers.append(closer)
-        pieces = ["["]
+        pieces: list[str] = []
         while not self._closes(begin := self._gap_end(position), closer):
-            pieces.append(self._gap(position, begin, is_first=len(pieces) == 1))
-            pieces.append(self.value(begin, depth + 1))
+            pieces.append(self._gap(position, begin, is_first=not pieces))
+            pieces.append(read(begin, depth + 1))
             position = self.end
         pieces.append(self._gap(position, begin, is_first=True))
         self._closers.pop()
-        return "".join((*pieces, "]"))
+        return "".join(pieces)
+
+    def _member(self, position: int, depth: int) -> str:
+        key = self._key(position)
+        assign = _ASSIGN.match(self._text, self.end)
+        if assign is None:
+            raise NotJsonError
+        value = self.value(assign.end(), depth)
+        if depth == 1:
+            self._members[json.loads(key)] = value
+        return f"{key}{self._colon(assign[0])}{value}"
 
     def _colon(self, assign: str) -> str:
         if not self._is_json:
@@ -212,10 +198,10 @@ class _Reader:
 
     def _gap_end(self, position: int) -> int:
         """Return the position of the next member, after commas and comments."""
-        end = _end(_GAP, self._text, position)
+        end = span_end(_GAP, self._text, position)
         while self._is_surplus(end):
             self.reasons.append("a bracket too many")
-            end = _end(_GAP, self._text, end + 1)
+            end = span_end(_GAP, self._text, end + 1)
         return end
 
     def _is_surplus(self, position: int) -> bool:
@@ -223,12 +209,12 @@ class _Reader:
         char = self._text[position : position + 1]
         if not char or char not in _CLOSING or char in self._closers:
             return False
-        follows = _end(_REMARKS, self._text, position + 1)
+        follows = span_end(_REMARKS, self._text, position + 1)
         return self._text[follows : follows + 1] in ("," + self._closers[-1])
 
     def _gap(self, begin: int, end: int, *, is_first: bool) -> str:
         """Return the JSON of the text between two members."""
-        lead = self._space_in(begin, end)
+        lead = self._text[begin : min(end, span_end(_JSON_SPACE, self._text, begin))]
         plain, comments = _COMMENTS.subn("", self._text[begin:end])
         if comments:
             self.reasons.append("a comment")
@@ -242,10 +228,6 @@ class _Reader:
         self.reasons.append("commas")
         trail = re.sub(r"[^ \t\n\r]", "", plain[len(lead) :])
         return f"{lead},{trail}" if lead or trail else ", "
-
-    def _space_in(self, begin: int, end: int) -> str:
-        found = _JSON_SPACE.match(self._text, begin, end)
-        return found[0] if found else ""
 
     def _closes(self, position: int, closer: str) -> bool:
         if position >= len(self._text):
@@ -268,10 +250,10 @@ class _Reader:
         char = self._text[position]
         if self._closers.index(char) != 0:
             return False
-        follows = _end(_REMARKS, self._text, position + 1)
+        follows = span_end(_REMARKS, self._text, position + 1)
         if not self._text.startswith(",", follows):
             return False
-        return _NEXT_KEY.match(self._text, _end(_GAP, self._text, follows)) is not None
+        return _NEXT_KEY.match(self._text, span_end(_GAP, self._text, follows)) is not None
 
     def _key(self, position: int) -> str:
         quote = self._quote_at(position)
@@ -312,7 +294,7 @@ class _Reader:
             slashes -= 1
         if (end - slashes) % 2 == 1 and not quote.startswith("<"):
             return False
-        follows = _end(_REMARKS, self._text, end + len(quote))
+        follows = span_end(_REMARKS, self._text, end + len(quote))
         if follows >= len(self._text):
             return True
         if is_key:
@@ -325,14 +307,11 @@ class _Reader:
         if not self._closers or char in _CLOSING:
             return True
         is_member = self._closers[-1] != "]"
-        if char == "," and not is_member:
-            begin = _end(_GAP, self._text, position)
-            is_last = begin >= len(self._text) or self._text[begin] in _CLOSING
-            return is_last or _NEXT_ITEM.match(self._text, begin) is not None
         if char in ",;":
-            begin = _end(_GAP, self._text, position)
+            begin = span_end(_GAP, self._text, position)
+            follows = _NEXT_KEY if is_member or char == ";" else _NEXT_ITEM
             is_last = begin >= len(self._text) or self._text[begin] in _CLOSING
-            return is_last or _NEXT_KEY.match(self._text, begin) is not None
+            return is_last or follows.match(self._text, begin) is not None
         # A comma is missing.
         return is_member and char in self._quotes and bool(_NEXT_KEY.match(self._text, position))
 
@@ -361,9 +340,7 @@ class _Reader:
 
     def _as_json(self, raw: str) -> str:
         """Return a string as JSON; valid JSON escapes are kept."""
-        scanner = JsonScanner()
-        text, _ = scanner.read_from(f'"{_ODD_IN_QUOTES.sub(self._escaped, raw)}"')
-        return text
+        return JsonScanner().read_from(f'"{_ODD_IN_QUOTES.sub(self._escaped, raw)}"')[0]
 
     def _escaped(self, odd: re.Match[str]) -> str:
         """Return an escape, or a quote with the backslash that it needs."""

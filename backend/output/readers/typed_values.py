@@ -1,4 +1,4 @@
-"""The types of a tool's arguments, from its JSON schema.
+"""The values of a tool's arguments: their types, from its JSON schema, and their JSON.
 
 Only types are read: checking values is up to the tool.
 """

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -55,6 +56,10 @@ def require_path(field: str, text: str) -> str:
         raise InvalidRequestError(field, f"is a path of more than {MAX_PATH_BYTES} bytes")
     if max(len(name.encode()) for name in text.split("/")) > MAX_NAME_BYTES:
         raise InvalidRequestError(field, f"holds a name of more than {MAX_NAME_BYTES} bytes")
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        raise InvalidRequestError(field, "is in the home of a user who does not exist") from None
     return text
 
 

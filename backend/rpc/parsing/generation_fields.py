@@ -22,7 +22,7 @@ from backend.config import (
     RequestDefaults,
     TuningOptions,
 )
-from backend.core.prompt import new_scope
+from backend.core.prompt import Message, new_scope
 from backend.core.request import (
     CacheHint,
     GenerationCall,
@@ -33,7 +33,12 @@ from backend.core.request import (
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.host_rules import obeyed_grammar, restore_tool_results, ruling_text
+from backend.rpc.host_rules import (
+    obeyed_grammar,
+    restore_tool_results,
+    ruling_text,
+    without_billing,
+)
 from backend.rpc.parsing.checks import (
     Range,
     json_type,
@@ -46,6 +51,7 @@ from backend.rpc.parsing.checks import (
 )
 from backend.rpc.parsing.load_options import RANGES
 from backend.rpc.parsing.message_fields import (
+    in_order_of_calls,
     media,
     messages,
     template_options,
@@ -156,7 +162,7 @@ def generation_call(
     return GenerationCall(
         params=_params(request, tuning),
         prompt="" if is_chat else _prompt(request),
-        messages=restore_tool_results(messages(request)) if is_chat else (),
+        messages=_conversation(request) if is_chat else (),
         media=media(request, options.media_limits),
         tools=use.tools,
         tool_choice=use.choice,
@@ -215,6 +221,10 @@ def _request_id(correlation_id: str) -> str:
         return unique
     require_printable("CorrelationId", correlation_id, MAX_REQUEST_ID_CHARS)
     return f"{correlation_id}-{unique}"
+
+
+def _conversation(request: pb.PredictOptions) -> tuple[Message, ...]:
+    return in_order_of_calls(restore_tool_results(without_billing(messages(request))))
 
 
 def _cache_scope(request: pb.PredictOptions, sharing: str) -> str:

@@ -31,6 +31,7 @@ from backend.rpc.parsing.checks import (
     require_path,
     require_range,
 )
+from common.log import shortened
 from common.options import OptionField, OptionValue, option_fields, split_entry
 
 OPTION_FIELDS = option_fields(TuningOptions)
@@ -109,7 +110,7 @@ def _known_options(options: Iterable[str]) -> dict[str, str]:
     unknown = dict.fromkeys(name for name, _ in entries if name not in OPTION_FIELDS)
     if unknown:
         # Hosts and importers add options for other backends to every model.
-        log.info("Options: ignoring unknown options: %s", ", ".join(unknown))
+        log.info("Options: ignoring unknown options: %s", shortened(", ".join(unknown)))
     known = [(name, _text(name, text)) for name, text in entries if name in OPTION_FIELDS]
     return {name: text for name, text in known if text is not None}
 
@@ -184,7 +185,7 @@ _BITS = {
     **dict.fromkeys(("q4_0", "q4_1", "q4"), 4),
 }
 # The digit is the width: q5_1, iq4_nl, q6_k.
-_OTHER_NAME = re.compile(r"[it]?q([1-8])(_[a-z0-9]+)*")
+_OTHER_NAME = re.compile(r"[it]?q([1-8])(_[a-z0-9]{1,8}){0,3}")
 _WIDTHS = (8, 4)
 
 

@@ -4,11 +4,13 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backend.config import MAX_MESSAGES, MAX_TOOLS, MediaLimits, RequestDefaults
 from backend.core.prompt import (
+    MEDIA_MARKER,
+    RESULT_ROLES,
     JsonValue,
     MediaKind,
     Medium,
@@ -21,6 +23,7 @@ from backend.core.prompt import (
 from backend.errors import InvalidRequestError
 from backend.output.reply_format import warn_once
 from backend.pb import backend_pb2 as pb
+from backend.rpc.host_rules import wished_variables
 from backend.rpc.parsing.checks import (
     JsonObject,
     json_type,
@@ -81,6 +84,24 @@ def messages(request: pb.PredictOptions) -> tuple[Message, ...]:
     return tuple(itertools.starmap(_message, enumerate(request.Messages)))
 
 
+def in_order_of_calls(conversation: Sequence[Message]) -> tuple[Message, ...]:
+    """Return a conversation whose results have the order of the calls that they answer.
+
+    A client that runs calls at the same time may send results as they come, and most templates
+    show no ids: the model would take one for another. Results with marked media keep the order of
+    these.
+    """
+    ordered: list[Message] = []
+    places: Mapping[str, int] = {}
+    for are_results, group in itertools.groupby(conversation, _is_result):
+        run = list(group)
+        if are_results and all(_has_place(result, places) for result in run):
+            run.sort(key=lambda result: places[result.tool_call_id])
+        ordered += run
+        places = {call.call_id: place for place, call in enumerate(run[-1].tool_calls)}
+    return tuple(ordered)
+
+
 def template_options(
     metadata: Mapping[str, str], defaults: RequestDefaults
 ) -> Mapping[str, JsonValue]:
@@ -90,7 +111,7 @@ def template_options(
     `enable_thinking`, `thinking`, `reasoning_effort` and `thinking_budget`. An effort of `none`, or
     a budget of 0, disables thinking. Other metadata belongs to the host.
     """
-    options = dict(_template_kwargs(metadata.get(KWARGS_KEY, "")))
+    options = wished_variables(_template_kwargs(metadata.get(KWARGS_KEY, "")), metadata)
     given: Mapping[str, JsonValue] = {
         key: metadata[key] for key in (THINKING_KEY, ANTHROPIC_KEY, EFFORT_KEY) if metadata.get(key)
     }
@@ -116,6 +137,14 @@ def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> i
         problem = f"must be a number of tokens, 0 or more, not {text[:32]!r}"
         raise InvalidRequestError(f'Metadata["{BUDGET_KEY}"]', problem)
     return int(text)
+
+
+def _is_result(message: Message) -> bool:
+    return message.role in RESULT_ROLES
+
+
+def _has_place(result: Message, places: Mapping[str, int]) -> bool:
+    return result.tool_call_id in places and MEDIA_MARKER not in result.content
 
 
 def _message(index: int, message: pb.Message) -> Message:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from backend.config import (
@@ -77,16 +77,22 @@ def _question_type(request: pb.ScoreRequest) -> QuestionType | None:
 
 def decision_response(verdict: Verdict, request: pb.ScoreRequest) -> pb.ScoreResponse:
     """Return the log-probabilities of the options of a question, and the answer as JSON."""
-    response = score_response(verdict.candidates, request)
-    response.response_json = json.dumps(verdict.answer, ensure_ascii=False)
-    return response
+    return pb.ScoreResponse(
+        candidates=[_candidate(each, request) for each in verdict.candidates],
+        response_json=json.dumps(verdict.answer, ensure_ascii=False),
+    )
 
 
-def score_response(
+def score_pieces(
     candidates: Sequence[ScoredCandidate], request: pb.ScoreRequest
-) -> pb.ScoreResponse:
-    """Return the candidates' log-probabilities, in the requested detail."""
-    return pb.ScoreResponse(candidates=[_candidate(each, request) for each in candidates])
+) -> Iterator[bytes]:
+    """Yield the candidates' log-probabilities, in the requested detail, as serialised messages.
+
+    One after the other, they are one with the values of all.
+    """
+    for each in candidates:
+        piece = pb.ScoreResponse(candidates=[_candidate(each, request)])
+        yield piece.SerializeToString()
 
 
 def rerank_call(request: pb.RerankRequest) -> RerankCall:

@@ -12,7 +12,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TypeVar
 
@@ -217,8 +217,7 @@ def terminals(rules: Rules, regular: Collection[str]) -> frozenset[Item]:
         item
         for name, rule in rules.items()
         if name not in regular
-        for alternative in rule.alternatives
-        for item in alternative
+        for item in rule.items()
         if _is_regular(item.atom, regular)
     )
 
@@ -228,8 +227,7 @@ def _cuts_are_certain(rules: Rules, irregular: Collection[str], pieces: Collecti
 
     A grammar that is too large counts as uncertain.
     """
-    items = sum(len(alternative) for rule in rules.values() for alternative in rule.alternatives)
-    if items > _MAX_ITEMS:
+    if sum(1 for rule in rules.values() for _ in rule.items()) > _MAX_ITEMS:
         return False
     try:
         classes = _CharacterClasses(_sets(rules))
@@ -306,13 +304,11 @@ def _settled(masks: dict[_Key, int], grow: Callable[[dict[_Key, int]], None]) ->
 
 
 def _sets(rules: Rules) -> Iterator[CharSet]:
-    for rule in rules.values():
-        for alternative in rule.alternatives:
-            for item in alternative:
-                if isinstance(item.atom, CharSet):
-                    yield item.atom
-                elif isinstance(item.atom, Literal):
-                    yield from map(CharSet.single, item.atom.text)
+    for item in (item for rule in rules.values() for item in rule.items()):
+        if isinstance(item.atom, CharSet):
+            yield item.atom
+        elif isinstance(item.atom, Literal):
+            yield from map(CharSet.single, item.atom.text)
 
 
 def _is_regular(atom: Atom, regular: Collection[str]) -> bool:
@@ -389,9 +385,9 @@ class _Writer:
         while self._pending:
             kind, defined = key = self._pending.popleft()
             if isinstance(defined, Item):
-                body = self._terminal(defined)
+                body = self._repeated("T", defined)
             else:
-                write = self.phrase if kind == "r" else self._terminal
+                write = self.phrase if kind == "r" else partial(self._repeated, kind)
                 alternatives = self._rules[defined].alternatives
                 body = " | ".join(" ".join(map(write, items)) or '""' for items in alternatives)
             lines.append(f"{self._names[key]}: {body}")
@@ -403,9 +399,6 @@ class _Writer:
         if (item.least, item.most) == (1, 1):
             return self._atom("T", item.atom)
         return self._name("T", item)
-
-    def _terminal(self, item: Item) -> str:
-        return self._repeated("T", item)
 
     def _repeated(self, kind: str, item: Item) -> str:
         if (space := _space(item, self._rules)) is not None:

@@ -7,6 +7,7 @@ nests, so code that walks a grammar uses loops, and no input can exhaust the sta
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from backend.errors import GrammarSyntaxError
 from backend.sampling.grammar.vocabulary import ANY_CHARACTER, MAX_CODE_POINT, CharSet, Range
@@ -68,12 +69,15 @@ class Rule:
     is_group: bool = False
     at: int = field(default=0, compare=False)
 
+    def items(self) -> Iterator[Item]:
+        """Yield the items of all alternatives."""
+        return chain.from_iterable(self.alternatives)
+
     def references(self) -> Iterator[tuple[str, Item]]:
         """Yield the names of referenced rules, each with the referring item."""
-        for alternative in self.alternatives:
-            for item in alternative:
-                if isinstance(item.atom, Reference):
-                    yield item.atom.rule, item
+        for item in self.items():
+            if isinstance(item.atom, Reference):
+                yield item.atom.rule, item
 
 
 Rules = Mapping[str, Rule]

@@ -1,4 +1,4 @@
-"""Finds the rules that derive any text at all."""
+"""Rules of GBNF as a graph: what derives text, and the same language with less of a stack."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -205,7 +205,8 @@ def regular_rules(rules: Rules) -> frozenset[str]:
     regular: set[str] = set()
     for component in components(edges):
         (name, *_) = component
-        if is_cycle(component, edges) or _refers_to_tokens(rules[name]):
+        has_tokens = any(isinstance(item.atom, TokenReference) for item in rules[name].items())
+        if is_cycle(component, edges) or has_tokens:
             continue
         if regular.issuperset(edges[name]):
             regular.add(name)
@@ -283,14 +284,6 @@ def _refers_to(item: Item, names: frozenset[str]) -> bool:
     return isinstance(item.atom, Reference) and item.atom.rule in names
 
 
-def _refers_to_tokens(rule: Rule) -> bool:
-    return any(
-        isinstance(item.atom, TokenReference)
-        for alternative in rule.alternatives
-        for item in alternative
-    )
-
-
 MAX_CHAIN = 500
 MAX_LEVELS = 2000
 MAX_EXPANDED_CHARACTERS = 1 << 17
@@ -318,13 +311,10 @@ def require_tokens(rules: Rules, cursor: Cursor, vocabulary: Vocabulary) -> None
     Raises:
         GrammarSyntaxError: There is one; the message says where.
     """
-    for rule in rules.values():
-        for alternative in rule.alternatives:
-            for item in alternative:
-                if not isinstance(item.atom, TokenReference):
-                    continue
-                if vocabulary.token_id(item.atom.token) is None:
-                    raise cursor.error(f"{item.atom.token} is not a token of this model", item.at)
+    for item in (item for rule in rules.values() for item in rule.items()):
+        token = item.atom
+        if isinstance(token, TokenReference) and vocabulary.token_id(token.token) is None:
+            raise cursor.error(f"{token.token} is not a token of this model", item.at)
 
 
 def require_finite(rules: Rules, cursor: Cursor) -> None:
@@ -351,7 +341,7 @@ def require_bounded(rules: Rules) -> None:
     Raises:
         GrammarError: The grammar is too large in some respect.
     """
-    edges = {name: [target for target, _ in rule.references()] for name, rule in rules.items()}
+    edges = _edges(rules)
     if longest_chain(edges, {name: not rule.is_group for name, rule in rules.items()}) > MAX_CHAIN:
         raise GrammarError(f"rules refer to rules more than {MAX_CHAIN} deep")
     if longest_chain(edges, dict.fromkeys(rules, 1)) > MAX_LEVELS:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.gbnf_rules import components, longest_chain, reachable
-from backend.sampling.grammar.schema_dialects import in_usual_keywords
+from backend.sampling.grammar.schema_dialects import in_usual_keywords, is_never
 from backend.sampling.grammar.string_formats import FORMATS, with_spelled_format
 from backend.sampling.grammar.writer import LarkGrammar, escaped
 
@@ -53,8 +53,8 @@ _KEYWORDS = _RESTRICTING | _DEFINITIONS | ANNOTATIONS
 _EXTENSION = "x-"
 # Its settings would loosen the checks.
 _SETTINGS = "x-guidance"
-# From OpenAPI; they tell how a number is stored, not how it is written.
-NUMBER_FORMATS = words("int32 int64 float double")
+# From OpenAPI and Rust; they tell how a number is stored, not how it is written.
+NUMBER_FORMATS = words("int32 int64 float double int8 int16 uint uint8 uint16 uint32 uint64")
 # A bool is an int in Python: the order matters.
 _TYPES_OF_VALUES: Mapping[type, str] = {
     bool: "boolean",
@@ -80,6 +80,19 @@ def token(name: str) -> str:
 def steps(pointer: str) -> list[str]:
     """Return the names in a JSON pointer."""
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+def part_at(schema: object, pointer: str) -> Any:  # noqa: ANN401 (a part of JSON)
+    """Return the part of a schema at a JSON pointer, or `None`."""
+    found = schema
+    for step in steps(pointer):
+        if isinstance(found, Mapping):
+            found = found.get(step)
+        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return None
+    return found
 
 
 _OF_TERMINALS = re.compile(r"\\.|[/\n]", re.DOTALL)
@@ -314,7 +327,8 @@ def require_bounded(tree: _SchemaTree) -> None:
     _require_ends(tree)
     if sum(_optional_properties(fields) ** 2 for fields in schemas.values()) > MAX_OPTIONAL_COST:
         raise GrammarError("there are too many optional properties")
-    if sum(map(_pattern_properties, schemas.values())) > MAX_PATTERN_PROPERTIES:
+    patterns = sum(len(fields.get("patternProperties", {})) for fields in schemas.values())
+    if patterns > MAX_PATTERN_PROPERTIES:
         raise GrammarError(f"there are more than {MAX_PATTERN_PROPERTIES} pattern properties")
     _require_cheap_combinations(tree)
     if sum(_multiples(schemas.values())) > MAX_MULTIPLES:
@@ -348,10 +362,6 @@ def _optional_properties(fields: Mapping[str, Any]) -> int:
     return len(fields.get("properties", {}).keys() - names)
 
 
-def _pattern_properties(fields: Mapping[str, Any]) -> int:
-    return len(fields.get("patternProperties", {}))
-
-
 def _multiples(schemas: Iterable[Mapping[str, Any]]) -> set[int]:
     """Return the significant digits of all multiples: 75 for 750 and for 0.75."""
     values = (fields.get("multipleOf") for fields in schemas)
@@ -361,6 +371,8 @@ def _multiples(schemas: Iterable[Mapping[str, Any]]) -> set[int]:
 
 # Doubles represent integers up to here exactly.
 _LARGEST = 10**15 - 1
+# All of its digits fit into 64 bits; it is a double too.
+_LARGEST_INTEGER = 10**18
 _FINEST = 1e-9
 _NUMERIC = frozenset({"integer", "number"})
 _KEYS = _NAMED | {"additionalProperties"}
@@ -410,13 +422,29 @@ def _changed(keyword: str, value: object, change: Callable[[AnySchema], AnySchem
     return value
 
 
-def _usual(schema: Schema) -> Schema:
-    """Return a schema in usual keywords, to the last of its parts."""
+def _with_parts(schema: Schema, change: Callable[[Schema], AnySchema]) -> dict[str, Any]:
+    """Return a schema with its parts changed that are more than true or false."""
 
     def part(part: AnySchema) -> AnySchema:
-        return part if isinstance(part, bool) else _usual(part)
+        return part if isinstance(part, bool) else change(part)
 
-    return {key: _changed(key, value, part) for key, value in in_usual_keywords(schema).items()}
+    return {key: _changed(key, value, part) for key, value in schema.items()}
+
+
+def _usual(root: Schema) -> Schema:
+    """Return a schema in usual keywords, to the last of its parts."""
+
+    def find(reference: object) -> object:
+        is_inside = isinstance(reference, str) and reference.startswith("#")
+        return part_at(root, unquote(str(reference))) if is_inside else None
+
+    def usual(schema: Schema) -> Schema:
+        return _with_parts(in_usual_keywords(schema, find), part)
+
+    def part(schema: Schema) -> AnySchema:
+        return not is_never(schema) and usual(schema)
+
+    return usual(root)
 
 
 class _Tightening:
@@ -504,6 +532,10 @@ class _Opening(_Tightening):
         copy, names = with_spelled_format(copy), type_names(schema)
         if (_GIVEN | COMBINATIONS) & copy.keys():
             return copy
+        bounds = (copy.get("minimum", 0), copy.get("maximum", 0))
+        if names & _NUMERIC == {"integer"} and all(isinstance(end, int | float) for end in bounds):
+            # Others are refused.
+            _bound(copy, is_fractional=False, largest=_LARGEST_INTEGER)
         if "array" in names and not {"items", "prefixItems"} & copy.keys():
             copy["items"] = self._any_value()
         if "object" in names:
@@ -511,12 +543,12 @@ class _Opening(_Tightening):
         return copy
 
 
-def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:
+def _bound(tight: dict[str, Any], *, is_fractional: bool, largest: int = _LARGEST) -> None:
     """Limit the digits of a number."""
     if not {"minimum", "exclusiveMinimum"} & tight.keys():
-        tight["minimum"] = min(-_LARGEST, tight.get("maximum", 0))
+        tight["minimum"] = min(-largest, tight.get("maximum", 0))
     if not {"maximum", "exclusiveMaximum"} & tight.keys():
-        tight["maximum"] = max(_LARGEST, tight.get("minimum", 0))
+        tight["maximum"] = max(largest, tight.get("minimum", 0))
     if is_fractional:
         tight.setdefault("multipleOf", _FINEST)
 
@@ -549,10 +581,7 @@ def json_rule(schema: Schema, settings: Mapping[str, object]) -> str:
 
 
 def _with_exact_classes(schema: Schema) -> Schema:
-    def part(part: AnySchema) -> AnySchema:
-        return part if isinstance(part, bool) else _with_exact_classes(part)
-
-    fields = {key: _changed(key, value, part) for key, value in schema.items()}
+    fields = _with_parts(schema, _with_exact_classes)
     if isinstance(pattern := fields.get("pattern"), str):
         fields["pattern"] = _exact(pattern)
     if isinstance(keys := fields.get("patternProperties"), Mapping):

@@ -3,18 +3,30 @@
 Each function changes the keywords of one schema, and not those of its parts.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import Any, TypeAlias
+
+from backend.sampling.grammar.string_formats import FORMATS
+
+Find: TypeAlias = Callable[[object], object]
+"""Returns the schema that a reference means, or nothing."""
 
 _TEXTS = frozenset({"title", "description", "$comment"})
 _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/2020-12)/schema#?")
 # Beyond it, JavaScript and others that read numbers as doubles do not tell integers apart.
 _LARGEST = 2**53
+# An array of four values has 65 ways to order some of them.
+_MAX_UNIQUE = 4
+_OF_ARRAYS = frozenset({"type", "items", "minItems", "maxItems"})
 _LENGTHS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties"))
 # Each optional property is a way of its own to write the object, with a copy of all their schemas.
 _MAX_COPIES = 512
 _COUNTS = frozenset({"minProperties", "maxProperties"})
+_NAME_LENGTHS = frozenset({"minLength", "maxLength"})
+_MAX_REFERENCES = 8
 _OF_WHOLES = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 _COMBINING = ("$ref", "anyOf", "oneOf", "allOf", "const")
 
@@ -26,12 +38,23 @@ def _allows_all(value: object) -> bool:
 def _allows_names(value: object) -> bool:
     """Return whether a schema allows any name, which is always a string."""
     fields = value if isinstance(value, Mapping) else {}
-    is_text = fields.get("type", "string") == "string"
+    is_text = "string" in _types_of(fields)
     return value is True or (is_text and bool(fields) and fields.keys() <= _TEXTS | {"type"})
 
 
 def _is_empty(value: object) -> bool:
     return value == {}
+
+
+# Of OpenAPI, pydantic and zod; they say how a text is meant or stored.
+_ANNOTATING = frozenset(
+    "base64 base64url binary byte color directory-path ends_with file-path fraction includes "  # noqa: SIM905
+    "json-string jwt multi-host-uri password path phone regex starts_with".split()
+)
+# Defined by JSON Schema, but not enforced.
+_LOST_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer"}) | {
+    *("relative-json-pointer", "uri-reference", "uri-template")
+}
 
 
 # Whether a keyword with this value restricts nothing.
@@ -47,14 +70,36 @@ _IDLE: Mapping[str, Callable[[object], bool]] = {
     "dependencies": _is_empty,
     "contentSchema": lambda value: isinstance(value, bool | Mapping),
     "discriminator": lambda value: isinstance(value, Mapping),
+    "format": lambda value: isinstance(value, str) and value in _ANNOTATING,
+}
+
+_SECONDS = r"\d+([.,]\d+)?S"
+_TIME = rf"T(\d+H(\d+M)?({_SECONDS})?|\d+M({_SECONDS})?|{_SECONDS})"
+_DAYS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)"
+_DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+# Patterns of zod's that look ahead, and the same without it.
+_PLAIN_PATTERNS: Mapping[object, str] = {
+    rf"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]{_DOMAIN}": (
+        rf"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]{_DOMAIN}"
+    ),
+    (
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+        r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+    ): rf"^P(\d+W|{_DAYS}({_TIME})?|{_TIME})$",
 }
 
 
-def in_usual_keywords(schema: Mapping[str, Any]) -> dict[str, Any]:
+def in_usual_keywords(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return the same conditions in the keywords that JSON Schema itself has for them."""
-    fields = in_known_conditions(schema)
+    fields = in_known_conditions(_with_unique_items(dict(schema), find), find)
     kept = {key: value for key, value in fields.items() if not is_idle(key, value)}
     return _with_null(_with_usual_numbers(kept))
+
+
+def is_never(schema: Mapping[str, Any]) -> bool:
+    """Return whether a schema allows no value, as zod's `never` says it."""
+    refused = schema.get("not", False)
+    return refused is True or _is_empty(refused)
 
 
 def is_idle(keyword: str, value: object) -> bool:
@@ -62,27 +107,136 @@ def is_idle(keyword: str, value: object) -> bool:
     return keyword in _IDLE and _IDLE[keyword](value)
 
 
-def in_known_conditions(schema: Mapping[str, Any]) -> dict[str, Any]:
+def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that says in conditions of a grammar what it says of its properties."""
-    return _with_counted_properties(_with_required_tag(_with_declared_names(schema)))
+    fields = _with_declared_names(_with_known_text(schema), find)
+    return _with_counted_properties(_with_required_tag(fields))
 
 
-def _with_declared_names(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _with_known_text(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema without a format of zod's own, whose pattern says the same."""
+    fields, pattern, known = dict(schema), schema.get("pattern"), schema.get("format")
+    if isinstance(pattern, str):
+        fields["pattern"] = _PLAIN_PATTERNS.get(pattern, pattern)
+        if isinstance(known, str) and known not in FORMATS.keys() | _LOST_FORMATS:
+            del fields["format"]
+    return fields
+
+
+def _with_unique_items(fields: dict[str, Any], find: Find) -> dict[str, Any]:
+    """Return a schema of an array that lists the ways to have each of a few values once.
+
+    Of more values it limits their number, and elsewhere nothing.
+    """
+    if fields.get("uniqueItems") is not True or isinstance(fields.get("items"), list):
+        return fields
+    others = {key: value for key, value in fields.items() if key != "uniqueItems"}
+    values = _values_of(_followed(fields.get("items"), find))
+    least, most = others.get("minItems", 0), others.get("maxItems", len(values))
+    if not (values and _is_count(least) and _is_count(most)) or "prefixItems" in fields:
+        return others
+    most = min(int(most), len(values))
+    sizes = range(int(least), most + 1)
+    if len(values) > _MAX_UNIQUE or not sizes or any(key in others for key in _COMBINING):
+        return {**others, "maxItems": most}
+    around = {key: value for key, value in others.items() if key not in _OF_ARRAYS}
+    return {
+        **around,
+        "anyOf": [_exactly(way) for size in sizes for way in permutations(values, size)],
+    }
+
+
+def _is_count(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf and value == int(value)  # type: ignore[operator, call-overload]
+
+
+def _values_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the different values of an `enum` or a `const`; without either, none."""
+    values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
+    return list({repr(value): value for value in values}.values())
+
+
+def _exactly(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of the array of these values."""
+    items = [{"const": value} for value in values]
+    size = len(items)
+    known = {"prefixItems": items} if items else {}
+    return {"type": "array", **known, "items": False, "minItems": size, "maxItems": size}
+
+
+def _with_declared_names(fields: dict[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that declares the names of its properties rather than restricting them."""
-    fields, names = dict(schema), schema.get("propertyNames")
-    declares = {"properties", "patternProperties"} & schema.keys()
-    if declares or not isinstance(names, Mapping) or names.get("type", "string") != "string":
+    names = _followed(fields.get("propertyNames"), find)
+    if {"properties", "patternProperties"} & fields.keys() or not _types_of(names):
         return fields
-    part, left = schema.get("additionalProperties", True), names.keys() - _TEXTS - {"type"}
-    if left == {"enum"} and isinstance(names["enum"], list):
-        known = [name for name in names["enum"] if isinstance(name, str)]
-        fields["properties"] = dict.fromkeys(known, part)
-    elif left == {"pattern"} and isinstance(names["pattern"], str):
-        fields["patternProperties"] = {names["pattern"]: part}
-    else:
+    part, known, pattern = fields.get("additionalProperties", True), _listing(names), ""
+    if known is None and not (pattern := _pattern_of(names)):
         return fields
-    del fields["propertyNames"]
-    return {**fields, "additionalProperties": False}
+    declared = {"patternProperties": {pattern: part}} if pattern else {}
+    if known is not None:
+        declared = {"properties": dict.fromkeys(known, part)}
+    others = {key: value for key, value in fields.items() if key != "propertyNames"}
+    return {**others, **declared, "additionalProperties": False}
+
+
+def _followed(schema: object, find: Find) -> Mapping[str, Any]:
+    """Return the schema at the end of references."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping) or schema.keys() - _TEXTS != {"$ref"}:
+            break
+        schema = find(schema["$ref"])
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _types_of(names: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types of names, which are texts or numbers that a key spells; else none."""
+    types = names.get("type", "string")
+    listed = [types] if isinstance(types, str) else _listed(types)
+    are_known = all(
+        one == "string" or (isinstance(one, str) and one in _NUMERALS) for one in listed
+    )
+    return frozenset(listed) if are_known else frozenset()
+
+
+def _listing(names: object) -> list[str] | None:
+    """Return the names that a schema lists, if that is all that it does."""
+    if not isinstance(names, Mapping) or not _types_of(names):
+        return None
+    match sorted(names.keys() - _TEXTS - {"type"}):
+        case ["const"]:
+            values = [names["const"]]
+        case ["enum"]:
+            values = _listed(names["enum"])
+        case ["anyOf" | "oneOf" as choice]:
+            lists = [_listing(part) for part in _listed(names[choice])]
+            if not lists or None in lists:
+                return None
+            values = [name for known in lists for name in known or ()]
+        case _:
+            return None
+    return [str(value) for value in values if type(value) in (str, int)]
+
+
+_NUMERALS = {"integer": r"^-?[0-9]+$", "number": r"^-?[0-9]+(\.[0-9]+)?$"}
+
+
+def _pattern_of(names: Mapping[str, Any]) -> str:
+    """Return the pattern that says what a schema says of names; empty for none."""
+    left = names.keys() - _TEXTS - {"type"}
+    types = _types_of(names)
+    if not left and types and "string" not in types:
+        return _NUMERALS["number" if "number" in types else "integer"]
+    known, pattern = names.get("format"), _with_known_text(names).get("pattern")
+    if isinstance(pattern, str) and left <= {"pattern", "format"}:
+        # Generators write both for the same condition.
+        return pattern
+    if left == {"format"} and isinstance(known, str) and known in FORMATS:
+        return f"^({FORMATS[known]})$"
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    are_lengths = all(type(names[key]) is int and 0 <= names[key] <= _MAX_COPIES for key in left)
+    if left and left <= _NAME_LENGTHS and are_lengths and (most == "" or least <= most):
+        return f"^(?s:.){{{least},{most}}}$"
+    return ""
 
 
 def _with_required_tag(schema: Mapping[str, Any]) -> dict[str, Any]:

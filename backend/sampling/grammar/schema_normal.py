@@ -1,4 +1,4 @@
-"""Joins two sets of conditions to one that means both."""
+"""The schema of a tool in normal form: all conditions on a value joined to one set."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set, Sized

@@ -16,12 +16,12 @@ from backend.sampling.grammar.schema import (
     NUMBER_FORMATS,
     AnySchema,
     Schema,
-    steps,
+    part_at,
     token,
     type_of,
     words,
 )
-from backend.sampling.grammar.schema_dialects import in_known_conditions, is_idle, tag_of
+from backend.sampling.grammar.schema_dialects import in_known_conditions, is_idle, is_never, tag_of
 from backend.sampling.grammar.string_formats import FORMATS
 
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
@@ -48,8 +48,6 @@ _LOST = words(
     "dependentSchemas dependencies unevaluatedProperties unevaluatedItems divisibleBy extends "
     "disallow"
 )
-# From Rust, like those of OpenAPI.
-_NUMBER_FORMATS = NUMBER_FORMATS | words("int8 int16 uint uint8 uint16 uint32 uint64")
 _LARGEST = 10**15
 _LONGEST = 10**6
 _TOKEN = re.compile(r"\\(?:k<|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:P=|<?[=!])|.", re.DOTALL)
@@ -89,30 +87,35 @@ def _types(value: object) -> list[str]:
     return sorted(found - {"integer"} if "number" in found else found)
 
 
-def _bound(value: object) -> int | float | None:
+def _number(value: object) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _WrongValueError("is no number")
+    return value
+
+
+def _bound(
+    value: object, problem: str, excludes_all: Callable[[int | float], bool]
+) -> int | float | None:
+    number = _number(value)
+    if abs(number) <= _LARGEST:
+        return number
+    if excludes_all(number):
+        raise _WrongValueError(problem)
     # Numbers have fewer digits anyway.
-    return None if abs(value) > _LARGEST else value
+    return None
 
 
 def _lower(value: object) -> int | float | None:
-    bound = _bound(value)
-    if bound is None and isinstance(value, int | float) and value > 0:
-        raise _WrongValueError("is too large")
-    return bound
+    return _bound(value, "is too large", lambda number: number > 0)
 
 
 def _upper(value: object) -> int | float | None:
-    bound = _bound(value)
-    if bound is None and isinstance(value, int | float) and value < 0:
-        raise _WrongValueError("is too small")
-    return bound
+    return _bound(value, "is too small", lambda number: number < 0)
 
 
 def _multiple(value: object) -> int | float | None:
-    multiple = _bound(value)
-    if multiple is None or multiple <= 0:
+    multiple = _number(value)
+    if not 0 < multiple <= _LARGEST:
         raise _WrongValueError("is no positive number")
     return multiple
 
@@ -161,7 +164,7 @@ def _require_pattern(pattern: str) -> None:
 
 
 def _format(value: object) -> str | None:
-    if isinstance(value, str) and value in _NUMBER_FORMATS:
+    if isinstance(value, str) and value in NUMBER_FORMATS:
         return None
     if not isinstance(value, str) or value not in FORMATS:
         raise _WrongValueError("is not a known format")
@@ -255,6 +258,8 @@ class Repair:
         self._count += 1
         if not isinstance(value, Mapping):
             self._drop(pointer, "is no schema")
+        elif is_never(value):
+            return False
         elif depth > _MAX_DEPTH or self._count > _MAX_SCHEMAS:
             self._drop(pointer, "is part of too large a schema")
         else:
@@ -262,7 +267,11 @@ class Repair:
         return True
 
     def _fields(self, written: Schema, pointer: str, depth: int) -> AnySchema:
-        source = in_known_conditions(written)
+
+        def find(reference: object) -> object:
+            return self._at(self._place(reference, pointer) or "")
+
+        source = in_known_conditions(written, find)
         for keyword in sorted(_LOST & source.keys()):
             is_alone = keyword in ("then", "else") and "if" not in source
             if not (is_alone or is_idle(keyword, source[keyword])):
@@ -427,15 +436,9 @@ class Repair:
 
     def _at(self, pointer: str) -> object:
         """Return the value at a pointer, or nothing."""
-        found: object = self._source
-        for name in steps(pointer) if pointer != "#/" else ():
-            if isinstance(found, Mapping):
-                found = found.get(name)
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            else:
-                return None
-        return found if pointer.partition("/")[0] == "#" else None
+        if pointer.partition("/")[0] != "#":
+            return None
+        return self._source if pointer == "#/" else part_at(self._source, pointer)
 
 
 def has_type(value: object, types: Collection[str]) -> bool:

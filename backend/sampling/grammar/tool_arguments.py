@@ -1,4 +1,4 @@
-"""Strings of dialects that look like a programming language."""
+"""The arguments of calls: literals of a programming language, values in tags, or JSON."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -26,6 +26,7 @@ from backend.sampling.grammar.schema import (
     string_terminals,
 )
 from backend.sampling.grammar.tool_parameters import (
+    OF_ARRAYS,
     Kind,
     Left,
     Members,
@@ -130,9 +131,6 @@ def _quotations(text: str) -> Iterator[str]:
         yield quoted(f"'{text}'")
 
 
-_OF_ARRAYS = ("items", "minItems", "maxItems")
-
-
 def _literal_arguments(
     dialect: Literals, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
@@ -153,6 +151,7 @@ class _Literals:
     ) -> None:
         self._dialect = dialect
         self._strings = _strings_of(dialect, writer)
+        self._reading = site.reading
         self._limits = quote_limits(dialect, site.reading, site.opener)
         self._assign = text_of(dialect.argument)
         self._parameters = parameters
@@ -202,7 +201,7 @@ class _Literals:
             case ["null"]:
                 yield self._spelled("null")
             case ["array"]:
-                self._require_only(kind, _OF_ARRAYS)
+                self._require_only(kind, OF_ARRAYS)
                 yield self._recursive(kind, self._array)
             case ["object"]:
                 yield self._recursive(kind, self._object)
@@ -216,10 +215,7 @@ class _Literals:
 
     def _string(self, kind: Kind, limits: Limits) -> str:
         self._require_only(kind, IMPLIED_TYPES["string"])
-        try:
-            conditions = list(string_terminals(kind.schema))
-        except PatternError as error:
-            raise self._parameters.error(f"{kind.pointer}/pattern", str(error)) from error
+        conditions = _conditions(kind, self._parameters)
         return self._strings.string(kind.schema, conditions, limits)
 
     def _array(self, kind: Kind) -> str:
@@ -235,14 +231,13 @@ class _Literals:
             self._require_only(kind, ("properties", "additionalProperties"))
             pointer = f"{kind.pointer}/additionalProperties"
             return self._any_object(self._value(pointer, others, self._inside("}")))
-        members = self._members(kind, self._later_key, self._inside("}"))
+        members = self._members(
+            kind, lambda comma, name: chain(quoted(comma), self._key(name)), self._inside("}")
+        )
         return chain(quoted("{"), members, quoted("}"))
 
     def _inside(self, bracket: str) -> Limits:
-        return bracket_limits(self._dialect, bracket)
-
-    def _later_key(self, comma: str, name: str) -> str:
-        return chain(quoted(comma), self._key(name))
+        return bracket_limits(self._dialect, self._reading, bracket)
 
     def _key(self, name: str) -> str:
         return chain(self._strings.key(name), quoted(self._dialect.colon))
@@ -283,10 +278,15 @@ class _Literals:
         return self._spelled(text) if text in self._dialect.constants else quoted(text)
 
     def _require_only(self, kind: Kind, keywords: Collection[str]) -> None:
-        for keyword in sorted(kind.constraints(*keywords)):
-            raise self._parameters.error(
-                f"{kind.pointer}/{keyword}", "cannot be enforced in this format"
-            )
+        self._parameters.require_only(kind, keywords, "in this format")
+
+
+def _conditions(kind: Kind, parameters: Parameters) -> list[str]:
+    """Return terminals that a string must all match."""
+    try:
+        return list(string_terminals(kind.schema))
+    except PatternError as error:
+        raise parameters.error(f"{kind.pointer}/pattern", str(error)) from error
 
 
 def _joined(separator: str, expressions: Iterator[str]) -> str:
@@ -298,7 +298,7 @@ _SIGNS = r"[-+.(\s\x1C-\x1F\\]*"
 _NUMBER = rf"{_SIGNS}[0-9](?s:.*)"
 # Texts that a reader takes for a value of the type rather than for a string.
 _LOOKS = {
-    "null": rf"{_SPACE}(?i:null|none){_SPACE}",
+    "null": rf"{_SPACE}((?i:null)|None){_SPACE}",
     "boolean": rf"{_SPACE}(?i:true|false){_SPACE}",
     "integer": _NUMBER,
     "number": _NUMBER,
@@ -485,8 +485,7 @@ class _Argument:
         return self._writer.recursive_rule(key, lambda: body(kind) or '""')
 
     def _items(self, kind: Kind) -> str:
-        for keyword in sorted(kind.constraints("items", "minItems", "maxItems")):
-            raise self._parameters.error(f"{kind.pointer}/{keyword}", "cannot be enforced here")
+        self._parameters.require_only(kind, OF_ARRAYS, "here")
         schema = kind.schema.get("items", True)
         item = self._argument(Property("item", f"{kind.pointer}/items", schema, is_required=True))
         return repeated(item, kind.schema.get("minItems", 0), kind.schema.get("maxItems"))
@@ -509,10 +508,7 @@ class _Argument:
         # Readers recognise the strings of a value that is JSON for certain.
         is_certain = bool(self._dialect.types) or (self._types and "string" not in self._types)
         tags = () if is_certain and not self._dialect.mark else self._limits.tags
-        place, schema = self._item.pointer, self._item.schema
-        if len(others) < len(self._kinds) or not isinstance(schema, dict):
-            schema = {"anyOf": [dict(kind.schema) for kind in others]}
-        return json_in_any_order(place, schema, self._parameters, self._writer, tags)
+        return json_in_any_order(others, self._parameters, self._writer, tags)
 
     def _spelled(self, texts: list[Kind], ending: Ending) -> str:
         """Return the expression of texts and what follows them."""
@@ -531,7 +527,8 @@ class _Argument:
 
     def _free(self, kind: Kind, ending: Ending) -> Iterator[str]:
         """Yield the expressions of a kind of text that has no end of values."""
-        conditions = list(self._conditions(kind))
+        self._parameters.require_only(kind, IMPLIED_TYPES["string"], "for a string in this format")
+        conditions = _conditions(kind, self._parameters)
         begin, end = self._dialect.verbatim
         if begin:
             is_text = isinstance(ending.first, str)
@@ -545,17 +542,6 @@ class _Argument:
         looks = map(_LOOKS.__getitem__, self._other_looks())
         text = RawText.of(self._limits, self._writer.vocabulary, conditions, looks)
         return text.before(ending, self._writer)
-
-    def _conditions(self, kind: Kind) -> Iterator[str]:
-        """Yield terminals that a string must all match."""
-        for keyword in sorted(kind.constraints(*IMPLIED_TYPES["string"])):
-            raise self._parameters.error(
-                f"{kind.pointer}/{keyword}", "cannot be enforced for a string in this format"
-            )
-        try:
-            yield from string_terminals(kind.schema)
-        except PatternError as error:
-            raise self._parameters.error(f"{kind.pointer}/pattern", str(error)) from error
 
     def _other_looks(self) -> list[str]:
         """Return the types that a reader could mistake a string for."""

@@ -1,4 +1,4 @@
-"""The text allowed around calls."""
+"""The grammar of calls in a model's format, of the text around them, and what it cannot hold."""
 
 import json
 import logging
@@ -184,25 +184,14 @@ _OBJECT_LEAD = r"\[?\s*\{+\s*\x22(name|function|type|id|index)\x22"
 _PYTHON_LEAD = r"\[\s*[\w.\x2f-]+\("
 
 
-def tool_grammar(
-    tool_format: ToolFormat, tools: Sequence[Tool], rule: CallRule, vocabulary: Vocabulary
-) -> LarkGrammar | None:
-    """Return the grammar of replies that call these tools, in a model's format.
-
-    Returns:
-        `None` for a format without a grammar.
-
-    Raises:
-        GrammarError: A tool cannot be called with any arguments; the message says which.
-    """
-    held = [writable(tool_format, Parameters.of(tool), vocabulary) for tool in tools]
-    return _call_grammar(tool_format, held, rule, vocabulary)
-
-
-def _call_grammar(
+def call_grammar(
     tool_format: ToolFormat, tools: Sequence[Parameters], rule: CallRule, vocabulary: Vocabulary
 ) -> LarkGrammar | None:
-    """Return the same for tools whose parameters are writable in the format."""
+    """Return the grammar of replies that call tools; `None` for a format without a grammar.
+
+    Args:
+        tools: Their parameters, `writable` in the format.
+    """
     if not tool_format.frames:
         return None
     return _ToolGrammar(tool_format, tools, rule, vocabulary).written()
@@ -388,7 +377,7 @@ class HeldTools:
 
 def _is_sound(tool_format: ToolFormat, checker: Checker, parameters: Parameters) -> bool:
     """Return whether calls with these parameters compile, and can be completed."""
-    grammar = _call_grammar(tool_format, [parameters], _ONE_CALL, checker.vocabulary)
+    grammar = call_grammar(tool_format, [parameters], _ONE_CALL, checker.vocabulary)
     if grammar is None:
         return True
     texts = [line for line in grammar.definitions if line[0].isupper() and " & " in line]
@@ -431,7 +420,7 @@ class _OfferedTools:
         if not self.held and self._format.frames:
             raise self._refusals[0]
         parameters = [held.parameters for held in self.held]
-        return _call_grammar(self._format, parameters, rule, self._checker.vocabulary)
+        return call_grammar(self._format, parameters, rule, self._checker.vocabulary)
 
     def weaken(self) -> bool:
         """Leave out what cannot be compiled; return whether a grammar would be another now.
@@ -495,16 +484,17 @@ class _Search:
         self._parameters = whole.without(pointer, _NOT_COMPILED)
 
     def _is_sound(self, pointer: str) -> bool:
-        """Return whether a part of the schema compiles as the only argument."""
+        """Return whether a part of the schema compiles as the only argument, or inside of it."""
         part = self._parameters.at(pointer)
         if isinstance(part, bool):
             return True
         self._left -= 1
         if self._is_over:
             return False
+        is_inside = pointer.count("/") > len(("properties", "name"))
         alone = {
             "type": "object",
-            "properties": {"value": part},
+            "properties": {"value": {"type": "array", "items": part} if is_inside else part},
             "required": ["value"],
             "additionalProperties": False,
             "$defs": self._parameters.schema.get("$defs", {}),

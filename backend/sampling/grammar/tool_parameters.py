@@ -1,8 +1,8 @@
-"""The rule that a request sets for the calls in its reply."""
+"""The parameters of tools, the kinds of their values, and the rule of the calls in a reply."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from backend.sampling.grammar.schema import (
     IMPLIED_TYPES,
     AnySchema,
     Schema,
+    part_at,
     require_bounded,
     steps,
     token,
@@ -147,15 +148,18 @@ class Parameters:
         """Return an error saying that a part of the schema cannot be enforced."""
         return PartError(self.tool, pointer, problem)
 
+    def require_only(self, kind: "Kind", keywords: Iterable[str], where: str) -> None:
+        """Refuse a kind of value with other conditions than these.
+
+        Raises:
+            PartError: It has one.
+        """
+        for keyword in sorted(kind.constraints(*keywords)):
+            raise self.error(f"{kind.pointer}/{keyword}", f"cannot be enforced {where}")
+
     def at(self, pointer: str) -> Any:  # noqa: ANN401 (a part of JSON)
         """Return the part at a pointer, or `None`."""
-        found: Any = self.schema
-        for step in steps(pointer):
-            try:
-                found = found[int(step) if isinstance(found, list) else step]
-            except (LookupError, TypeError, ValueError):
-                return None
-        return found
+        return part_at(self.schema, pointer)
 
     def without(self, pointer: str, reason: str) -> "Parameters":
         """Return weaker parameters: without a keyword, or with any value for a part."""
@@ -194,6 +198,8 @@ def _without(part: Any, path: list[str], *, is_map: bool) -> Any:  # noqa: ANN40
 _MAX_SCHEMAS = 512
 _OF_TYPES = {**IMPLIED_TYPES, "integer": IMPLIED_TYPES["number"]}
 _CONSTRAINTS = COMBINATIONS.union({"type", "const", "enum"}, *IMPLIED_TYPES.values())
+OF_OBJECTS = frozenset({"properties", "required", "additionalProperties"})
+OF_ARRAYS = frozenset({"items", "minItems", "maxItems"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +274,7 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
     Raises:
         GrammarError: They are restricted other than one by one.
     """
-    for keyword in sorted(kind.constraints("properties", "required", "additionalProperties")):
-        raise parameters.error(f"{kind.pointer}/{keyword}", "cannot be enforced in this format")
+    parameters.require_only(kind, OF_OBJECTS, "in this format")
     required, here = kind.schema.get("required", ()), f"{kind.pointer}/properties"
     return [
         Property(name, f"{here}/{token(name)}", part, is_required=name in required)

@@ -1,8 +1,8 @@
-"""Where arguments are written."""
+"""What arguments are written of: templates, members in any order, JSON, and raw text."""
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
@@ -17,13 +17,17 @@ from backend.sampling.grammar.schema import (
     Schema,
     json_rule,
     tightened,
+    type_names,
 )
 from backend.sampling.grammar.tool_parameters import (
+    OF_ARRAYS,
+    OF_OBJECTS,
     Kind,
     Left,
     Members,
     Parameters,
     Property,
+    kinds,
     properties,
 )
 from backend.sampling.grammar.vocabulary import Vocabulary
@@ -80,7 +84,7 @@ def fill(
                 assert_never(part)
 
 
-_DEFINITIONS = ("$defs", "definitions")
+_DEFINITIONS = "#/$defs/"
 # As templates write calls.
 _SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
 
@@ -112,72 +116,92 @@ def members_in(
     return alternatives([*ways, *[""] * members.may_end(members.all_left)])
 
 
-# Each member brings the definitions along.
-_MOST_DEFINITION_CHARS = 2**13
-
-
 def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
     """Return the expression of the arguments as a JSON object."""
-    if len(json.dumps(_definitions(parameters))) > _MOST_DEFINITION_CHARS:
-        return writer.rule(json_value(parameters.schema))
-    return json_in_any_order("#", parameters.schema, parameters, writer)
-
-
-def _definitions(parameters: Parameters) -> Schema:
-    return {key: parameters.schema[key] for key in _DEFINITIONS if key in parameters.schema}
-
-
-_OF_OBJECTS = frozenset({"properties", "required", "additionalProperties"})
-_OF_ARRAYS = frozenset({"items", "minItems", "maxItems"})
-_ANY_TYPE: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
+    return json_in_any_order(kinds("#", parameters.schema, parameters), parameters, writer)
 
 
 def json_in_any_order(
-    pointer: str,
-    schema: AnySchema,
+    found: Sequence[Kind],
     parameters: Parameters,
     writer: GrammarWriter,
     forbidden: tuple[str, ...] = (),
 ) -> str:
     """Return the expression of a JSON value whose objects have their members in any order.
 
-    Objects of `$ref`, of `anyOf`, and those that may have other members keep the schema's order.
+    Objects that may have other members than the declared ones keep the schema's order.
 
     Args:
-        schema: The part of the tool's schema at the pointer.
+        found: The kinds of the value.
         forbidden: Tags that the value does not contain.
     """
-    fields: Schema = schema if isinstance(schema, Mapping) else {}
-    kind = Kind(pointer, frozenset({str(fields.get("type"))}), fields)
-    is_object = kind.types == {"object"} and not kind.constraints(*_OF_OBJECTS)
-    if is_object and fields.get("properties") and not fields.get("additionalProperties"):
-        return _json_object(kind, parameters, writer, forbidden)
-    items: AnySchema = fields.get("items", True)
-    if kind.types == {"array"} and not kind.constraints(*_OF_ARRAYS) and _has_members(items):
-        item = json_in_any_order(f"{pointer}/items", items, parameters, writer, forbidden)
-        return json_list(item, fields.get("minItems", 0), fields.get("maxItems"))
-    own = {key: value for key, value in fields.items() if key not in ANNOTATIONS} or _ANY_TYPE
-    return writer.rule(json_part(own, parameters, forbidden))
+    return _JsonValues(parameters, writer, forbidden).value(found)
 
 
-def _has_members(schema: object) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") in ("object", "array")
+_ANY_TYPE: Schema = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 
 
-def _json_object(
-    kind: Kind, parameters: Parameters, writer: GrammarWriter, forbidden: tuple[str, ...]
-) -> str:
-    items = properties(kind, parameters)
-    values = {
-        item.name: json_in_any_order(item.pointer, item.schema, parameters, writer, forbidden)
-        for item in items
-    }
+@dataclass(frozen=True, slots=True)
+class _JsonValues:
+    parameters: Parameters
+    writer: GrammarWriter
+    forbidden: tuple[str, ...]
 
-    def member(begin: str, item: Property) -> str:
-        return chain(quoted(f"{begin}{json_text(item.name)}: "), values[item.name])
+    def value(self, found: Sequence[Kind]) -> str:
+        nested = [kind for kind in found if _has_members(kind) or _has_such_items(kind)]
+        ways = [self._nested(kind) for kind in nested]
+        if others := [kind for kind in found if kind not in nested]:
+            whole = json_part(_schema_of(others), self.parameters, self.forbidden)
+            ways.append(self.writer.rule(whole))
+        return alternatives(ways)
 
-    members = members_in(Members(items), partial(member, ""), partial(member, ", "), writer)
-    return writer.rule(chain(quoted("{"), members, quoted("}")))
+    def _nested(self, kind: Kind) -> str:
+        body = self._object if _has_members(kind) else self._list
+        key = f"{self.parameters.tool} {kind.pointer} {body.__name__} {self.forbidden}"
+        return self.writer.recursive_rule(key, lambda: body(kind))
+
+    def _at(self, pointer: str, schema: AnySchema) -> str:
+        return self.value(kinds(pointer, schema, self.parameters))
+
+    def _object(self, kind: Kind) -> str:
+        items = properties(kind, self.parameters)
+        values = {item.name: self._at(item.pointer, item.schema) for item in items}
+
+        def member(begin: str, item: Property) -> str:
+            return chain(quoted(f"{begin}{json_text(item.name)}: "), values[item.name])
+
+        first, later = partial(member, ""), partial(member, ", ")
+        members = members_in(Members(items), first, later, self.writer)
+        return chain(quoted("{"), members, quoted("}"))
+
+    def _list(self, kind: Kind) -> str:
+        item = self._at(f"{kind.pointer}/items", kind.schema["items"])
+        return json_list(item, kind.schema.get("minItems", 0), kind.schema.get("maxItems"))
+
+
+def _has_members(kind: Kind) -> bool:
+    """Tell whether it is an object of just the declared members."""
+    others = kind.schema.get("additionalProperties")
+    is_object = kind.types == {"object"} and not kind.constraints(*OF_OBJECTS)
+    return is_object and bool(kind.schema.get("properties")) and not others
+
+
+def _has_such_items(kind: Kind) -> bool:
+    """Tell whether it is an array in which objects may be."""
+    items = kind.schema.get("items")
+    is_array = kind.types == {"array"} and not kind.constraints(*OF_ARRAYS)
+    if not is_array or not isinstance(items, Mapping):
+        return False
+    return bool({"$ref", "anyOf"} & items.keys() or {"object", "array"} & type_names(items))
+
+
+def _schema_of(found: Sequence[Kind]) -> Schema:
+    """Return the schema of values of any of these kinds."""
+    constants = [kind.schema["const"] for kind in found if "const" in kind.schema]
+    ways = [dict(kind.schema) for kind in found if "const" not in kind.schema]
+    ways += [{"enum": constants}] if constants else []
+    own = ways[0] if len(ways) == 1 else {"anyOf": ways}
+    return {key: value for key, value in own.items() if key not in ANNOTATIONS} or _ANY_TYPE
 
 
 def json_list(item: str, least: int = 0, most: int | None = None, comma: str = ", ") -> str:
@@ -195,18 +219,16 @@ def json_value(schema: Schema, forbidden: tuple[str, ...] = ()) -> str:
 
 
 def json_part(schema: Schema, parameters: Parameters, forbidden: tuple[str, ...] = ()) -> str:
-    """Return the same for a value whose schema is part of a tool's.
-
-    Raises:
-        GrammarError: It refers to another part that is not a definition.
-    """
-    if not _references(schema):
-        return json_value(schema, forbidden)
-    definitions = _definitions(parameters)
-    for reference in _references([schema, definitions]):
-        if not reference.startswith(tuple(f"#/{key}/" for key in _DEFINITIONS)):
-            raise parameters.error(reference, "is referenced but is not a definition")
-    return json_value({**schema, **definitions}, forbidden)
+    """Return the same for a value whose schema is part of a tool's."""
+    definitions: dict[str, AnySchema] = {}
+    waiting = _references(schema)
+    while waiting:
+        name = waiting.pop().removeprefix(_DEFINITIONS)
+        if name not in definitions:
+            definitions[name] = parameters.schema["$defs"][name]
+            waiting += _references(definitions[name])
+    whole = {**schema, "$defs": definitions} if definitions else schema
+    return json_value(whole, forbidden)
 
 
 def json_text(value: object) -> str:

@@ -51,6 +51,7 @@ class GrammarWriter:
         self._prefix = prefix
         self._names: dict[str, str] = {}
         self._lines: dict[str, str] = {}
+        self._bodies: list[tuple[str, Callable[[], str]]] = []
         self._pieces: dict[str, tuple[Piece, ...]] = {}
 
     def rule(self, body: str) -> str:
@@ -66,16 +67,33 @@ class GrammarWriter:
         return self._define(self._prefix.upper(), body)
 
     def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
-        """Define a rule whose body may refer to itself, and return its name."""
-        if key not in self._names:
-            name = self._name(self._prefix, key)
-            try:
+        """Define a rule whose body may refer to itself, and return its name.
+
+        Bodies are written one after another, so that long chains of them need no deep stack.
+        """
+        if key in self._names:
+            return self._names[key]
+        before = None if self._bodies else (dict(self._names), dict(self._lines))
+        name = self._name(self._prefix, key)
+        self._bodies.append((name, body))
+        if before:
+            self._write_bodies(before)
+        return name
+
+    def _write_bodies(self, before: tuple[dict[str, str], dict[str, str]]) -> None:
+        """Write the bodies of rules, and of those to which they refer.
+
+        Args:
+            before: What is known again after an error: others may go on with less.
+        """
+        try:
+            for name, body in self._bodies:
                 self._lines[name] = f"{name}: {body()}"
-            except GrammarError:
-                # Whoever goes on with less defines it again; the name stays taken.
-                self._names[f"{key} {name}"] = self._names.pop(key)
-                raise
-        return self._names[key]
+        except GrammarError:
+            self._names, self._lines = before
+            raise
+        finally:
+            self._bodies.clear()
 
     def grammar(self, start: str, definitions: Iterable[str] = ()) -> LarkGrammar:
         """Return the grammar that starts with an expression."""

@@ -52,6 +52,19 @@ def test_jobs_run_one_after_another():
     ]
 
 
+def test_a_short_job_waits_for_the_running_one_alone_and_puts_off_none_for_ever():
+    jobs, log = BackgroundJobs(64, share=0.25), []
+    for number in range(40):
+        jobs.add(number, job(log, number, 2), tokens=500)
+    jobs.advance(jobs.pace(), is_alone=True)
+    for number in range(40, 40 + 2000):
+        jobs.add(number, job(log, number, 1), tokens=10)
+        jobs.advance(jobs.pace(), is_alone=True)
+    order = [name for name, piece in log if piece == 0]
+    assert order[:3] == [0, 40, 41]
+    assert 1 in order
+
+
 def test_a_cancelled_job_computes_no_further_piece():
     jobs, log = BackgroundJobs(64, share=0.25), []
     for number, name in enumerate("ab"):

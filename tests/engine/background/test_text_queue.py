@@ -26,8 +26,8 @@ def lengths(texts):
 
 def test_texts_of_like_length_go_together():
     queue = queued(call(100), call(9), call(95), call(400), call(104))
-    assert lengths(queue.take(1000)) == [100, 104, 95]
     assert lengths(queue.take(1000)) == [9]
+    assert lengths(queue.take(1000)) == [95, 100, 104]
     assert lengths(queue.take(1000)) == [400]
 
 
@@ -41,10 +41,27 @@ def test_a_text_that_is_longer_goes_alone():
     assert lengths(queued(call(500), call(500)).take(64)) == [500]
 
 
-def test_every_call_leads_in_turn():
-    queue = queued(many := call(*[50] * 9), few := call(50), other := call(300))
-    leads = [queue.take(1)[0].call for _ in range(5)]
-    assert leads == [many, few, other, many, many]
+def test_calls_of_like_texts_lead_in_turn():
+    queue = queued(many := call(*[50] * 9), few := call(50, 50), other := call(50))
+    leads = [queue.take(1)[0].call for _ in range(6)]
+    assert leads == [many, few, other, many, few, many]
+
+
+def test_a_short_call_waits_for_none_of_forty_long_ones():
+    queue = queued(*(call(*[500] * 100) for _ in range(40)))
+    for _ in range(60):
+        queue.take(500)
+    queue.add(short := call(5))
+    assert queue.take(500)[0].call is short
+
+
+def test_a_long_text_is_not_put_off_for_ever_by_later_short_ones():
+    queue = queued(long := call(500))
+    leads = []
+    for _ in range(201):
+        queue.add(call(5))
+        leads.append(queue.take(1)[0].call)
+    assert long in leads
 
 
 def test_what_was_dropped_is_not_taken():

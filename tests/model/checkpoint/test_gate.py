@@ -107,3 +107,23 @@ def test_bad_offsets_are_no_safetensors_file(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(LoadError, match="its header cannot be read"):
         require_whole(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("text", ["[" + "[]," * 2**17 + "1]", "[" + "1," * (2**20 + 1) + "1]"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_takes_long_to_parse_is_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(LoadError, match=rf"{name} cannot be read: it has more than 131072 objects"):
+        require_sound(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "tekken.json", "unigram.json"])
+def test_vocabularies_may_have_any_number_of_values_and_more_bytes(tmp_path, name):
+    (tmp_path / name).write_text("[" + "[]," * 2**17 + " " * 2**24 + "1]")
+    require_sound(tmp_path)
+
+
+def test_a_header_of_weights_that_takes_long_to_parse_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(weights(b'{"a":[' + b"[]," * 2**17 + b"1]}"))
+    with pytest.raises(LoadError, match="its header cannot be read"):
+        require_whole(tmp_path / "model.safetensors")

@@ -184,7 +184,7 @@ def test_the_boundaries_are_where_later_requests_branch_off_before_the_reply(
         ("plain", FIRST[1:], "<|im_start|>user\n"),
         ("plain", FIRST[:1], "<|im_start|>system\nYou are helpful.\n<|im_end|>\n<|im_start|>"),
         ("mistral", FIRST, "<s>[INST]You are helpful.\n\n\n"),
-        ("mistral", SECOND, "<s>[INST]"),
+        ("mistral", SECOND, "<s>[INST]You are helpful.\n\n\n"),
     ],
 )
 def test_the_system_prompt_ends_where_another_conversation_branches_off(

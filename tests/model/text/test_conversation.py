@@ -1,6 +1,7 @@
 """What is done with messages that a template does not take as they are sent."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from message_shapes import (
     said,
 )
 
-from backend.core.prompt import MediaKind, Message, Placement
+from backend.core.prompt import MediaKind, Message, Placement, ToolCall
 from backend.errors import InvalidRequestError
 from backend.model.text.conversation import (
     CallStyle,
@@ -268,6 +269,20 @@ def test_a_text_that_no_form_shows_is_an_error_that_names_its_message():
     template = jinja("{{ messages[-1].content }}")
     with pytest.raises(InvalidRequestError, match=r"^Messages: .*text of Messages\[0\]"):
         template.render([U, A, said("user", "gox")], [], {})
+
+
+XML = (Path(__file__).parent.parent / "templates" / "xml.jinja").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a', '["a"]', "a"])
+def test_a_call_that_was_cut_off_changes_nothing_of_what_is_before_it(arguments):
+    cut = Message(role="assistant", tool_calls=(ToolCall("c1", "read", arguments),))
+    before = [said("system", "S"), U]
+    result = Message(role="tool", content="R", tool_call_id="c1")
+    template = jinja(XML)
+    start = template.render(before, [], {})
+    text = template.render([*before, cut, result], [], {})
+    assert text == f"{start}<function=read><parameter=arguments>{arguments}<|tool|>R<|assistant|>"
 
 
 def test_a_template_that_demands_a_system_message_gets_an_empty_one():

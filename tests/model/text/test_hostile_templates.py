@@ -98,7 +98,7 @@ def test_a_template_that_writes_without_measure_is_refused():
 
 
 def test_others_run_while_a_template_holds_the_lock_of_python():
-    template, ended, turns = template_of(LOCKING, seconds=2.0), threading.Event(), 0
+    template, ended, turns = template_of(LOCKING, seconds=0.5), threading.Event(), 0
 
     def render():
         with pytest.raises(InvalidRequestError):

@@ -6,9 +6,10 @@ is expected of each was read in the template itself.
 
 import functools
 import json
-from itertools import cycle
+from itertools import cycle, takewhile
 
 import pytest
+from grammar_driver import tool_grammar
 from hypothesis import given, settings
 from message_shapes import CONVERSATIONS, SHAPES, said
 from msgspec.structs import replace
@@ -16,10 +17,13 @@ from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
+from tool_replies import FORMATS as REPLIES
+from tool_walks import TinyVocabulary, tokens_of
 from transformers import PreTrainedTokenizerFast
 
-from backend.core.prompt import MediaKind, Message, Placement, Tool, ToolCall
+from backend.core.prompt import EXAMPLE_TOOL, MediaKind, Message, Placement, Tool, ToolCall
 from backend.core.step import ToolCallDelta
+from backend.formats.dialects import text_of
 from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer
@@ -28,6 +32,8 @@ from backend.model.text.template import ChatTemplate, find_snippets
 from backend.model.text.tool_forms import ToolForms, written_call
 from backend.output.detection import detect, spelling_of
 from backend.output.router import Router
+from backend.sampling.grammar.compiler import GrammarCompiler
+from backend.sampling.grammar.tool_parameters import CallRule
 from scripts.real_templates import TARGET
 
 NAMES = sorted(path.stem for path in TARGET.glob("*.jinja"))
@@ -273,10 +279,11 @@ def asked(messages):
     return [*ends, len(messages)]
 
 
-def grows(found, messages, tools):
-    """Whether each prompt of a conversation begins with the one before it, but for its end."""
-    prompts = [found.render(messages[:end], tools, {}) for end in asked(messages)]
-    lasts = [messages[end - 1].content for end in asked(messages)]
+def grows(found, messages, tools, *, since=0):
+    """Whether each prompt from some reply on begins with the one before it, but for its end."""
+    places = asked(messages)[since:]
+    prompts = [found.render(messages[:end], tools, {}) for end in places]
+    lasts = [messages[end - 1].content for end in places]
     ends = [text.rfind(last) + len(last) for text, last in zip(prompts, lasts, strict=True)]
     return all(
         later.startswith(text[:end])
@@ -311,6 +318,29 @@ def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(name):
                 assert grows(found, messages, tools), (shape, tools)
 
 
+def steps(word):
+    """Two calls with remarks and thoughts, and their results."""
+    for n in range(2):
+        call = ToolCall(call_id=f"call{word}0{n}", name=WEATHER.name, arguments='{"city": "Oslo"}')
+        remark = Message(role="assistant", content=f"Step {word} {n}.", tool_calls=(call,))
+        yield replace(remark, reasoning_content=f"Thought {word} {n}.")
+        yield Message(role="tool", content=f"Result {word} {n}.", tool_call_id=call.call_id)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_an_agent_leaves_the_prompt_before_it_as_it_was(name):
+    found = template(name)
+    earlier = [said("system", "Rules."), said("user", "Question."), *steps("one")]
+    now = [said("assistant", "Answer."), said("user", "Another."), *steps("two")]
+    assert grows(found, [*earlier, *now], [WEATHER] if found.supports_tools else [], since=3)
+
+
+def test_calls_of_gpt_oss_stay_calls_beside_a_remark_and_a_thought():
+    found = template("openai-gpt-oss-120b")
+    text = found.render([said("user", "Question."), *steps("one")], [WEATHER], {})
+    assert text.count("to=functions.weather<|channel|>commentary json") == 2
+
+
 # Templates in which thoughts can be switched off: by a switch, or by the effort alone.
 SWITCHED = {
     *("Apertus-8B-Instruct", "Bielik-11B-v3.0-Instruct", "ByteDance-Seed-OSS", "Cohere2MoE"),
@@ -341,6 +371,46 @@ def test_no_effort_of_the_api_is_refused(name):
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh"):
         thinks = {"enable_thinking": effort != "none"}
         assert found.render([QUESTION], [], {**thinks, "reasoning_effort": effort})
+
+
+# Indented JSON; a block without an end; a header that the prompt begins (twice); ids of its own.
+HELD_OTHERWISE = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "muse-glimmer",
+    "openai-gpt-oss-120b",
+    "upstage-Solar-Open-100B",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FOUND if name not in HELD_OTHERWISE])
+def test_calls_are_held_to_the_layout_in_which_it_writes_them(name):
+    """A model that is held to another one writes what it has not learnt."""
+    found = template(name)
+    written = found.written_call
+    if not written:
+        pytest.skip("it writes no calls")
+    form = detect(FormatEvidence((), found.text, written_call=written)).tools
+    markers = {
+        replies.markers
+        for kind, replies in REPLIES.items()
+        if (replies.parser or kind) == form.name
+    }
+    assert any(
+        begins_with_a_call(written[written.index(opener) :], form, TinyVocabulary(of_model))
+        for of_model in {(), *markers}
+        for opener in (text_of(frame.first_call[:1]) for frame in form.frames)
+        if opener in written
+    )
+
+
+def begins_with_a_call(text, form, vocabulary):
+    """Tell whether a text begins with a whole call, as a grammar demands it."""
+    rule = CallRule(least=1, most=1, has_text=False)
+    grammar = tool_grammar(form, [EXAMPLE_TOOL], rule, vocabulary)
+    matcher = GrammarCompiler(vocabulary).compile(grammar).matcher()
+    taken = takewhile(matcher.consume, tokens_of(text, vocabulary))
+    return any(matcher.is_accepting for _ in taken)
 
 
 # It writes no calls, and its format has ids, or it leaves out quotes and escapes.

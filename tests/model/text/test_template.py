@@ -284,17 +284,14 @@ def test_nothing_of_a_conversation_with_calls_is_lost(
     assert "Rome" in text.replace("in Rome", "")
 
 
-def test_content_next_to_calls_is_a_turn_of_its_own_where_it_would_be_lost(
-    chat_template: Templates,
+@pytest.mark.parametrize("messages", [TWO_CALLS, ANSWERED], ids=["pending", "answered"])
+def test_content_next_to_calls_is_marked_in_their_result_where_replies_must_alternate(
+    chat_template: Templates, messages: tuple[Message, ...]
 ):
-    text = chat_template("mistral").render(TWO_CALLS, [WEATHER], {})
-    assert "[/INST]Let me look.</s>[TOOL_CALLS][" in text
-
-
-def test_content_before_calls_joins_the_answer_where_roles_alternate(chat_template: Templates):
-    text = chat_template("mistral").render(ANSWERED, [WEATHER], {})
+    text = chat_template("mistral").render(messages, [WEATHER], {})
     assert "[/INST][TOOL_CALLS][" in text
-    assert "Let me look.\n\nOnly in Oslo.</s>" in text
+    result = json.dumps("<assistant>\nLet me look.\n</assistant>\n\nsun in Rome")
+    assert f'[TOOL_RESULTS]{{"content": {result},' in text
 
 
 def test_calls_are_written_as_text_for_a_template_that_knows_no_tools(chat_template: Templates):

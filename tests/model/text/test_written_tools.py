@@ -58,7 +58,7 @@ def test_without_tools_nothing_changes(template):
     assert text == "[system]Be brief.[user]Is it raining?[assistant]"
 
 
-def test_calls_and_results_are_text_in_the_order_of_the_calls():
+def test_calls_and_results_are_text_in_their_order():
     _, question, calling, results, answer, thanks = with_written_tools(ANSWERED, [WEATHER])
     assert (question, answer, thanks) == (QUESTION, *ANSWERED[-2:])
     assert calling == Message(
@@ -72,8 +72,8 @@ def test_calls_and_results_are_text_in_the_order_of_the_calls():
     assert results == Message(
         role="user",
         content=(
-            "<tool_response>\nrain in Oslo\n</tool_response>\n"
-            "<tool_response>\nsun in Rome\n</tool_response>"
+            "<tool_response>\nsun in Rome\n</tool_response>\n"
+            "<tool_response>\nrain in Oslo\n</tool_response>"
         ),
     )
 

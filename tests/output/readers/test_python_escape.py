@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.output.readers.literal_calls import read_escape
+from backend.output.readers.literal_values import read_escape
 from backend.output.readers.patterns import UNDECIDED
 
 

@@ -3,10 +3,10 @@ import json
 import pytest
 
 from backend.config import RequestDefaults
-from backend.core.prompt import Message, ToolCall
+from backend.core.prompt import MEDIA_MARKER, Message, ToolCall
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.message_fields import messages, template_options
+from backend.rpc.parsing.message_fields import in_order_of_calls, messages, template_options
 
 
 def read(*conversation):
@@ -168,3 +168,40 @@ def test_malformed_metadata_is_refused_by_its_key(metadata, message):
     with pytest.raises(InvalidRequestError) as caught:
         template_options(metadata, QUIET)
     assert str(caught.value).startswith(message)
+
+
+CALLS = Message(
+    role="assistant",
+    tool_calls=tuple(ToolCall(call_id=each, name="f", arguments="{}") for each in "abc"),
+)
+
+
+def result(call_id, content="", role="tool"):
+    return Message(role=role, content=content or f"of {call_id}", tool_call_id=call_id)
+
+
+def test_results_have_the_order_of_the_calls_of_their_turn():
+    question = Message(role="user", content="Now?")
+    sent = (question, CALLS, result("c"), result("a", role="function"), result("b"), question)
+    answered = (question, CALLS, result("a", role="function"), result("b"), result("c"), question)
+    assert in_order_of_calls(sent) == answered
+    assert in_order_of_calls([*sent, CALLS, result("b"), result("a")]) == (
+        *answered,
+        CALLS,
+        result("a"),
+        result("b"),
+    )
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        (result("b"), result("")),
+        (result("b"), result("x"), result("a")),
+        (result("b", f"see {MEDIA_MARKER}"), result("a", f"see {MEDIA_MARKER}")),
+        (Message(role="system", content="Hurry."), result("b"), result("a")),
+    ],
+    ids=["without an id", "of another call", "marked media", "after a note"],
+)
+def test_results_of_unknown_places_stay_where_they_are(results):
+    assert in_order_of_calls([CALLS, *results]) == (CALLS, *results)

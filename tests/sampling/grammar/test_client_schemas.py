@@ -6,13 +6,14 @@ from random import Random
 import pytest
 from client_schemas import CLIENT_SCHEMAS
 from golden import named_calls, named_format, play, tool_format
+from grammar_driver import tool_grammar
 from jsonschema import Draft202012Validator
 from tool_replies import FORMATS, tool
 from tool_walks import TinyVocabulary, walk
 
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tool_calls import tool_grammar, writable
+from backend.sampling.grammar.tool_calls import writable
 from backend.sampling.grammar.tool_parameters import CallRule, Parameters
 
 ONE_CALL = CallRule(least=1, most=1, has_text=False)

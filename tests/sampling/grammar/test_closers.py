@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from golden import named_calls, named_format, play, tool_format
+from grammar_driver import tool_grammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_replies import FORMATS, tool
@@ -19,7 +20,7 @@ from backend.formats.closing import TagEnds, quote_limits
 from backend.formats.dialects import ARGUMENTS, Literals, split_at
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tool_calls import call_site, tool_grammar
+from backend.sampling.grammar.tool_calls import call_site
 from backend.sampling.grammar.tool_parameters import CallRule
 
 ONE_CALL = CallRule(least=1, most=1, has_text=False)

@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 from golden import tool_format
+from grammar_driver import tool_grammar
 from tool_replies import TOOLS
 from tool_walks import TinyVocabulary
 
@@ -12,7 +13,6 @@ from backend.core.guide import Thought
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.composition import after_thought
 from backend.sampling.grammar.schema import schema_to_lark
-from backend.sampling.grammar.tool_calls import tool_grammar
 from backend.sampling.grammar.tool_parameters import CallRule
 
 VOCABULARY = TinyVocabulary(("<think>", "</think>", "<tool_call>", "</tool_call>"))

@@ -391,6 +391,11 @@ SAME = {
     },
     "names of any text": {"type": "object", "propertyNames": {"type": "string", "title": "T"}},
     "names in a list": {"type": "object", "propertyNames": {"enum": ["x"]}},
+    "names in a definition": {
+        "type": "object",
+        "propertyNames": {"$ref": "#/$defs/Color"},
+        "$defs": {"Color": {"enum": ["red"], "type": "string"}},
+    },
     "a schema of the text inside": {"type": "string", "contentSchema": {"type": "object"}},
     "no condition": {"type": "array", "uniqueItems": False, "unevaluatedItems": {}},
 }

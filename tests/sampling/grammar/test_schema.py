@@ -1,4 +1,5 @@
 import json
+from contextlib import suppress
 
 import pytest
 from grammar_driver import accepts, compile_text
@@ -31,6 +32,16 @@ TREE = {
 def string(**fields):
     return {"type": "string", **fields}
 
+
+# As zod 4 writes them.
+ZOD_EMAIL = (
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]"
+    r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+)
+ZOD_DURATION = (
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
+    r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+)
 
 ACCEPTED_AND_REFUSED = {
     "object": (
@@ -222,6 +233,61 @@ ACCEPTED_AND_REFUSED = {
         ["{}", '{"x1":[]}'],
         ['{"y":1}'],
     ),
+    "names of properties in a definition": (
+        {
+            "type": "object",
+            "propertyNames": {"$ref": "#/$defs/Color"},
+            "additionalProperties": {"type": "integer"},
+            "$defs": {"Color": {"title": "Color", "type": "string", "enum": ["red", "green"]}},
+        },
+        ["{}", '{"red":1,"green":2}'],
+        ['{"blue":1}', '{"red":"x"}'],
+    ),
+    "names of properties that are choices": (
+        {"type": "object", "propertyNames": {"anyOf": [{"const": "a"}, {"enum": ["b"]}]}},
+        ['{"a":1,"b":[]}'],
+        ['{"c":1}'],
+    ),
+    "names of properties of a length": (
+        {"type": "object", "propertyNames": {"minLength": 1, "maxLength": 2}},
+        ["{}", '{"é":1,"a\\"":2}'],
+        ['{"":1}', '{"abc":1}'],
+    ),
+    "names of properties of a format": (
+        {"type": "object", "propertyNames": {"format": "date"}},
+        ['{"2026-11-21":1}'],
+        ['{"today":1}'],
+    ),
+    "names of properties of zod's email": (
+        {"type": "object", "propertyNames": string(format="email", pattern=ZOD_EMAIL)},
+        ['{"a.b@example.com":1}'],
+        ['{".a@example.com":1}', '{"a..b@example.com":1}', '{"a":1}'],
+    ),
+    "zod's email": (
+        string(format="email", pattern=ZOD_EMAIL),
+        ['"a.b-@example.com"', '"a@b.cd"'],
+        ['".a@b.cd"', '"a..b@c.de"', '"a.@b.cd"', '"a!@b.cd"', '"a@b"'],
+    ),
+    "zod's duration": (
+        string(pattern=ZOD_DURATION),
+        ['"P1W"', '"P1Y"', '"P2DT3H"', '"PT1M1,5S"', '"P1Y3DT1H2S"', '"PT4S"'],
+        ['"P"', '"PT"', '"P1DT"', '"P1Y1W"', '"P1H"', '"T1H"'],
+    ),
+    "a format of zod's own": (
+        {
+            "anyOf": [
+                string(format="ulid", pattern="^[0-9A-Z]{2}$"),
+                string(format="path", const="/"),
+            ]
+        },
+        ['"0A"', '"/"'],
+        ['"0a"', '"x"'],
+    ),
+    "formats that only annotate": (
+        {"type": "array", "items": {"enum": ["/", ""], **string(format="path")}},
+        ['["/"]'],
+        ['["x"]'],
+    ),
     "at least one property": (
         {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}}
         | {"minProperties": 1},
@@ -276,6 +342,77 @@ ACCEPTED_AND_REFUSED = {
         ['"1"'],
     ),
 }
+ACCEPTED_AND_REFUSED |= {
+    "different items of an enum": (
+        {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True, "minItems": 1},
+        ['["a"]', '[1,"a"]', '[null,"a",1]'],
+        ["[]", '["a","a"]', '[1,"a",1]', '["a",1,null,null]'],
+    ),
+    "different items of a constant": (
+        {"type": "array", "items": {"$ref": "#/$defs/a"}, "uniqueItems": True}
+        | {"$defs": {"a": {"const": "a"}}},
+        ["[]", '["a"]'],
+        ['["a","a"]'],
+    ),
+    "different items of a long enum": (
+        {"type": "array", "items": {"enum": [1, 2, 3, 4, 5]}, "uniqueItems": True},
+        ["[]", "[5,4,3,2,1]"],
+        ["[1,2,3,4,5,1]", "[6]"],
+    ),
+    "different items": (
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        ['["a","b"]'],
+        ["[1]"],
+    ),
+    "a regular expression": (string(format="regex"), ['"a+"'], ["1"]),
+    "a pattern of zod's": (string(format="regex", pattern="^a+$"), ['"aa"'], ['"b"']),
+    "keys that are numbers": (
+        {"type": "object", "propertyNames": {"type": "integer"}, "additionalProperties": {}},
+        ["{}", '{"12":1,"-3":null}'],
+        ['{"a":1}', '{"1.5":1}'],
+    ),
+    "keys that are integers or numbers": (
+        {"type": "object", "propertyNames": {"type": ["integer", "number"]}},
+        ['{"12":1,"1.5":1}'],
+        ['{"a":1}'],
+    ),
+    "keys that are integers or texts": (
+        {"type": "object", "propertyNames": {"type": ["integer", "string"]}},
+        ['{"12":1,"a":1}'],
+        ["1"],
+    ),
+    "keys of several types": (
+        {
+            "type": "object",
+            "propertyNames": {"anyOf": [{"const": "a"}, {"type": "number", "const": 1}]},
+            "additionalProperties": {"type": "boolean"},
+        },
+        ['{"a":true}', '{"1":true}'],
+        ['{"b":true}', '{"a":1}'],
+    ),
+    "zod's never": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"not": {}}},
+            "required": ["a"],
+            "additionalProperties": {"not": {}},
+        },
+        ['{"a":"x"}'],
+        ['{"a":"x","b":1}', '{"a":"x","c":1}'],
+    ),
+    "an integer without bounds": (
+        {"type": "integer"},
+        ["0", "-12", "123456789012345678", "1" + 18 * "0"],
+        [19 * "1", 400 * "1", "1.5"],
+    ),
+    "an integer with one bound": (
+        {"type": "integer", "minimum": 5},
+        ["5", 18 * "9"],
+        ["4", 20 * "9"],
+    ),
+    "a number format of Rust": ({"type": "integer", "format": "uint32"}, ["7"], ['"7"']),
+}
+OF_JSON_SCHEMA = ["iri", "uri-reference", "json-pointer", "idn-email"]
 FORMATS = {
     "date-time": (
         ["2026-11-21T10:00:00Z", "2026-11-21T10:00:00.5+01:00"],
@@ -318,10 +455,16 @@ def test_a_format_is_enforced(name, compiler):
     assert [text for text in refused if accepts(compiled, f'"{text}"')] == []
 
 
+@pytest.mark.parametrize("name", OF_JSON_SCHEMA)
+def test_a_format_of_json_schema_that_cannot_be_enforced_is_refused(name, compiler):
+    with pytest.raises(GrammarError, match=f"the format '{name}' is not supported"):
+        compile_text(compiler, json.dumps(string(format=name)))
+
+
 @pytest.mark.parametrize(
     "keyword",
     [
-        *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "propertyNames"),
+        *("not", "if", "then", "else", "contains", "minContains", "propertyNames"),
         *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
         *("unevaluatedItems", "contentSchema", "$dynamicRef", "$recursiveRef", "$vocabulary"),
         *("nullable", "discriminator", "divisibleBy", "extends", "minLenght", "x-guidance"),
@@ -333,6 +476,22 @@ def test_an_unsupported_keyword_is_named_with_its_place(keyword, compiler):
         compile_text(compiler, json.dumps(schema))
     assert repr(keyword) in str(refusal.value)
     assert "#/properties/a~1b/anyOf/1" in str(refusal.value)
+
+
+@pytest.mark.parametrize("bound", ["1e999", "-1e999", "-1", "0.5", '"x"', "[1]", "1e300"])
+@pytest.mark.parametrize("keyword", ["minItems", "maxItems"])
+def test_a_bound_of_different_items_that_cannot_be_is_refused_or_idle(keyword, bound, compiler):
+    text = '{"type":"array","items":{"enum":["a","b"]},"uniqueItems":true,"KEY":1}'
+    with suppress(GrammarError):
+        compiled = compile_text(compiler, text.replace('"KEY":1', f'"{keyword}":{bound}'))
+        assert not accepts(compiled, '["a","a"]')
+
+
+@pytest.mark.parametrize("types", [{"a": 1}, 3, ["integer", {}], ["null"], []])
+def test_types_of_keys_that_no_key_has_are_refused(types, compiler):
+    schema = {"type": "object", "propertyNames": {"type": types}}
+    with pytest.raises(GrammarError, match="propertyNames"):
+        compile_text(compiler, json.dumps(schema))
 
 
 def test_data_and_names_may_look_like_keywords(compiler):

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 from golden import named_format, play, tool_format
+from grammar_driver import tool_grammar
 from tool_replies import FORMATS, TOOLS
 from tool_walks import TinyVocabulary, is_whole, walk
 
@@ -12,7 +13,6 @@ from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.composition import after_thought, after_trigger, translated
 from backend.sampling.grammar.schema import schema_to_lark
-from backend.sampling.grammar.tool_calls import tool_grammar
 from backend.sampling.grammar.tool_parameters import CallRule
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -5,13 +5,15 @@ from itertools import chain, combinations, permutations
 
 import pytest
 from golden import tool_format
+from grammar_driver import tool_grammar
 from tool_replies import tool
 from tool_walks import TinyVocabulary, is_whole
 
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tool_calls import tool_grammar, writable
+from backend.sampling.grammar.tool_calls import writable
 from backend.sampling.grammar.tool_parameters import CallRule, Members, Parameters, Property
+from backend.sampling.grammar.writer import GrammarWriter, quoted
 
 VOCABULARY = TinyVocabulary()
 ONE_CALL = CallRule(least=1, most=1, has_text=False)
@@ -140,6 +142,12 @@ CASES = {
         },
         ["{}", '{"x": 1, "y": 2}'],
         ['{"z": 1}', '{"x": "1"}'],
+    ),
+    "names of properties of a length": (
+        "hermes_json",
+        {"type": "object", "propertyNames": {"minLength": 1, "maxLength": 3}},
+        ['{"abc": 1}'],
+        ['{"": 1}', '{"abcd": 1}'],
     ),
     "raw string": (
         "qwen3_coder_xml",
@@ -426,23 +434,75 @@ def test_an_open_tool_takes_any_arguments_in_json():
     assert is_whole(compiled, REPLIES["hermes_json"].replace("VALUE", json.dumps([1])), VOCABULARY)
 
 
-@pytest.mark.parametrize("count", [1, 300])
-def test_members_with_references_come_in_any_order_unless_the_definitions_are_large(count):
-    names = {"enum": [f"{n:060}" for n in range(count)]}
-    definitions = {"d": {"type": "object", "properties": {"x": STRING, "y": names}}}
-    parameters = {
-        "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/d"}, "b": STRING},
-        "$defs": definitions,
+ITEM = {"type": "object", "properties": {"x": STRING, "y": {"type": "integer"}}}
+TREE = {
+    "type": "object",
+    "properties": {"x": STRING, "y": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    "required": ["x"],
+}
+DEFINITIONS = {
+    "item": ITEM,
+    "tree": TREE,
+    "names": {"type": "object", "properties": {"x": STRING, "y": {"enum": [*range(300)]}}},
+}
+EITHER = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/item"}]}
+
+
+@pytest.mark.parametrize("family", ["hermes_json", "qwen3_coder_xml", "glm4", "minicpm5"])
+@pytest.mark.parametrize(
+    ("schema", "values", "refused"),
+    [
+        ({"$ref": "#/$defs/item"}, ['{"y": 1, "x": "b"}', '{"y": 1}'], ['{"y": "b"}']),
+        (EITHER, ["null", '{"y": 1, "x": "b"}'], ['{"y": 1, "y": 1}', "1"]),
+        (
+            {"anyOf": [ITEM, {"type": "object", "properties": {"z": STRING, "x": STRING}}]},
+            ['{"y": 1, "x": "b"}', '{"x": "b", "z": "c"}'],
+            ['{"y": 1, "z": "c"}'],
+        ),
+        ({**ITEM, "type": ["null", "object"]}, ["null", '{"y": 1, "x": "b"}'], ['{"z": 1}']),
+        ({"type": "array", "items": EITHER}, ['[null, {"y": 1, "x": "b"}]'], ["[1]"]),
+        (
+            {"$ref": "#/$defs/tree"},
+            ['{"y": [{"y": [], "x": "b"}, {"x": ""}], "x": "c"}'],
+            ['{"y": []}', '{"y": [{"y": []}], "x": "c"}'],
+        ),
+        ({"$ref": "#/$defs/names"}, ['{"y": 299, "x": "b"}'], ['{"y": 300}']),
+    ],
+)
+def test_objects_of_references_and_choices_have_their_members_in_any_order(
+    family, schema, values, refused
+):
+    """Libraries refer to each model by `$ref`, and make an optional one a choice."""
+    found = accepted(family, schema, [*values, *refused], definitions=DEFINITIONS)
+    assert found == values
+
+
+@pytest.mark.parametrize("family", [*REPLIES, "minimax_m3"])
+def test_a_long_chain_of_definitions_needs_no_deep_stack(family):
+    chained = {
+        f"d{n}": {"type": "object", "properties": {"next": {"$ref": f"#/$defs/d{n + 1}"}}}
+        for n in range(400)
     }
-    rule = tool_grammar(tool_format("hermes_json"), [tool("f", parameters)], ONE_CALL, VOCABULARY)
-    compiled = GrammarCompiler(VOCABULARY).compile(rule)
-    assert len(rule.text) < 3 * len(json.dumps(parameters)) + 2000
-    for order, is_whole_call in (("ab", True), ("ba", count == 1)):
-        values = {"a": {"x": "y"}, "b": "z"}
-        arguments = json.dumps({name: values[name] for name in order})
-        text = REPLIES["hermes_json"].replace('{"a": VALUE}', arguments)
-        assert is_whole(compiled, text, VOCABULARY) is is_whole_call
+    definitions = {**chained, "d400": {"type": "integer"}}
+    rule = grammar(family, {"$ref": "#/$defs/d0"}, definitions=definitions)
+    GrammarCompiler(VOCABULARY).compile(rule)
+
+
+def test_rules_that_could_not_be_written_are_not_known():
+    writer = GrammarWriter("x", VOCABULARY)
+
+    def body():
+        writer.recursive_rule("inner", lambda: f"{quoted('b')} {writer.rule(quoted('c'))}")
+        raise GrammarError("no")
+
+    writer.recursive_rule("other", lambda: quoted("a"))
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="no"):
+            writer.recursive_rule("outer", body)
+    outer = writer.recursive_rule("outer", lambda: writer.recursive_rule("inner", lambda: '"d"'))
+    assert outer != writer.recursive_rule("other", lambda: "")
+    compiled = GrammarCompiler(VOCABULARY).compile(writer.grammar(outer))
+    assert is_whole(compiled, "d", VOCABULARY)
 
 
 def orders(items):

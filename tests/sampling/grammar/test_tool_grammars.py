@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 from golden import named_calls, named_format, play, tool_format
+from grammar_driver import tool_grammar
 from jsonschema import Draft202012Validator
 from tool_replies import FORMATS, TOOLS, tool
 from tool_walks import TinyVocabulary, is_whole, walk
@@ -15,7 +16,6 @@ from backend.formats.format import NO_TOOLS
 from backend.formats.registry import TOOL_FORMATS
 from backend.output.reply import ReplySpec
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.tool_calls import tool_grammar
 from backend.sampling.grammar.tool_parameters import CallRule
 
 REQUIRED = CallRule(least=1, most=4, has_text=False)

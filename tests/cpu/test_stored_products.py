@@ -1,24 +1,22 @@
-"""A few tokens meet quantised weights in a kernel, which is compiled for the machine."""
+"""A few tokens meet quantised weights in a kernel."""
 
 import os
-import subprocess
+import signal
+import threading
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
 
+from backend.cpu import stored_products
+from backend.cpu.kernels import kernels
 from backend.cpu.products import prepare_products
-from backend.cpu.quantised_products import (
-    MOST_TOKENS,
-    is_available,
-    load_kernel,
-    multiply,
-)
+from backend.cpu.stored_products import MOST_TOKENS, multiply
 
 pytestmark = [
     pytest.mark.mlx,
-    pytest.mark.skipif(not is_available(), reason="there is no C compiler"),
+    pytest.mark.skipif(kernels() is None, reason="there is no C compiler"),
     pytest.mark.usefixtures("openblas"),
 ]
 
@@ -91,6 +89,59 @@ def test_large_matrices_are_shared_among_threads_without_a_difference():
     assert close(parts[0], expected)
 
 
+@pytest.fixture
+def use_threads(monkeypatch):
+    """Return a function that sets the number of threads of a product."""
+    return lambda count: monkeypatch.setattr(stored_products, "product_threads", lambda: count)
+
+
+def with_threads(count, use_threads, made, given):
+    use_threads(count)
+    return np.asarray(multiply(made, given))
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 90, 257])
+def test_any_number_of_threads_has_the_same_products(use_threads, outputs):
+    made, given = layer(outputs=outputs), inputs(MOST_TOKENS)
+    alone = with_threads(1, use_threads, made, given)
+    for count in (2, 3, 8, 65, 2):
+        assert np.array_equal(with_threads(count, use_threads, made, given), alone)
+
+
+def test_products_at_the_same_time_do_not_wait_for_each_other_nor_mix(use_threads):
+    made = [layer(bits) for bits in (4, 8)] * 2
+    given = [inputs(MOST_TOKENS) for _ in made]
+    mx.eval(given)
+    alone = [with_threads(1, use_threads, *pair) for pair in zip(made, given, strict=True)]
+    use_threads(2)
+    products = [[] for _ in made]
+
+    def compute(place):
+        for _ in range(200):
+            products[place].append(np.asarray(multiply(made[place], given[place])))
+
+    callers = [threading.Thread(target=compute, args=(place,)) for place in range(len(made))]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    for found, expected in zip(products, alone, strict=True):
+        assert all(np.array_equal(each, expected) for each in found)
+
+
+def test_a_forked_process_has_threads_of_its_own(use_threads):
+    made, given = layer(), inputs(MOST_TOKENS)
+    mx.eval(given)
+    expected = with_threads(2, use_threads, made, given)
+    child = os.fork()
+    if not child:
+        # A product that waits for threads of the parent would never end.
+        signal.alarm(60)
+        os._exit(not np.array_equal(with_threads(2, use_threads, made, given), expected))
+    assert os.waitpid(child, 0)[1] == 0
+    assert np.array_equal(with_threads(2, use_threads, made, given), expected)
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -138,89 +189,6 @@ def test_a_function_that_mlx_compiles_is_computed_by_mlx():
 
     given = inputs(2)
     assert close(mx.compile(product)(given), product(given) + made.bias)
-
-
-def test_without_a_compiler_there_is_no_kernel(tmp_path):
-    tmp_path.chmod(0o700)
-    with pytest.raises(OSError, match="no C compiler"):
-        load_kernel(tmp_path, path=str(tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
-def compiler(tmp_path, script):
-    """Return a private directory and a path of a compiler that is a script."""
-    kept, found = tmp_path / "kept", tmp_path / "found"
-    kept.mkdir(mode=0o700)
-    found.mkdir()
-    (found / "cc").write_text(f"#!/bin/sh\n{script}\n")
-    (found / "cc").chmod(0o755)
-    return kept, str(found)
-
-
-@pytest.mark.parametrize(
-    ("script", "problem"),
-    [
-        (r"printf 'caf\351' >&2; exit 1", "failed: caf\ufffd"),
-        ("exit 0", "cannot open shared object"),
-        ('echo "$*" > "$7"', "invalid ELF header"),
-        ('echo "int x;" | /usr/bin/cc -shared -o "$7" -xc -', "wrote another library.*sort_inputs"),
-    ],
-)
-def test_a_compiler_that_works_otherwise_leaves_no_kernel(tmp_path, script, problem):
-    kept, found = compiler(tmp_path, script)
-    with pytest.raises(OSError, match=problem):
-        load_kernel(kept, path=found)
-    assert not list(kept.iterdir())
-
-
-def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    kept, found = compiler(tmp_path, f"(echo started; sleep 60) > {pipe}")
-    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as children:
-        with pytest.raises(subprocess.TimeoutExpired):
-            load_kernel(kept, path=found, seconds=2)
-        os.set_blocking(children.fileno(), True)
-        assert children.read() == "started\n"
-    assert not list(kept.iterdir())
-
-
-@pytest.mark.parametrize("size", [0, 100, 9000])
-def test_a_kernel_that_was_cut_short_is_compiled_again(tmp_path, size):
-    tmp_path.chmod(0o700)
-    load_kernel(tmp_path)
-    (kernel,) = tmp_path.iterdir()
-    whole = kernel.read_bytes()
-    kernel.unlink()
-    kernel.write_bytes(whole[:size])
-    load_kernel(tmp_path)
-    assert kernel.stat().st_size == len(whole)
-
-
-@pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_a_kernel_that_others_could_write_is_not_loaded(tmp_path, mode):
-    tmp_path.chmod(0o700)
-    load_kernel(tmp_path)
-    (kernel,) = tmp_path.iterdir()
-    kernel.chmod(mode)
-    with pytest.raises(OSError, match="no C compiler"):
-        load_kernel(tmp_path, path="")
-
-
-def test_it_is_compiled_once_for_a_private_directory(tmp_path):
-    tmp_path.chmod(0o700)
-    load_kernel(tmp_path)
-    (kernel,) = tmp_path.iterdir()
-    written = kernel.stat().st_mtime_ns
-    load_kernel(tmp_path, path="")
-    assert [kernel] == list(tmp_path.iterdir())
-    assert kernel.stat().st_mtime_ns == written
-
-
-def test_it_is_not_kept_where_others_could_exchange_it(tmp_path):
-    tmp_path.chmod(0o777)
-    load_kernel(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 class Network(nn.Module):
