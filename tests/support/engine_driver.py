@@ -265,7 +265,7 @@ def make_request(
     )
 
 
-def endless_request(name: str, token_ids: Sequence[int] = ()) -> GenerationRequest:
+def endless_request(name: str, token_ids: Sequence[int] = (), **options: Any) -> GenerationRequest:
     """Return a request that runs until it is cancelled: without a limit, and without drafts."""
     return make_request(
         name,
@@ -273,6 +273,7 @@ def endless_request(name: str, token_ids: Sequence[int] = ()) -> GenerationReque
         max_tokens=1_000_000,
         is_open_ended=True,
         may_speculate=False,
+        **options,
     )
 
 

@@ -108,8 +108,9 @@ def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_wh
 
 
 def device_of(process_id):
+    """Return the device that a worker was started with; None before it has its command line."""
     given = Path(f"/proc/{process_id}/cmdline").read_bytes().decode().split("\0")
-    return given[given.index("--device") + 1]
+    return given[given.index("--device") + 1] if "--device" in given else None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -119,4 +120,5 @@ async def test_a_worker_takes_the_device_of_its_place_on_its_machine():
     with operator(*command) as process:
         await until(lambda: workers_of(process.pid))
         (worker,) = workers_of(process.pid)
+        await until(lambda: device_of(worker))
         assert device_of(worker) == "1"
