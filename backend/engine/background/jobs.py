@@ -1,8 +1,8 @@
 """Background jobs: embeddings and scores, in pieces between the steps of the batch.
 
 A job is a generator: it computes at most one forward pass, yields, and returns its result. Jobs
-run one after another, so that at most one of them holds a KV cache. The next one is due as a text
-of an encoder is, see `TextQueue`: a short one waits for no long ones that have not begun.
+run one after another, so that at most one of them holds a KV cache. They have fair turns by their
+tokens: a short one waits for no long ones that have not begun.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from inspect import GEN_CREATED, getgeneratorstate
 from typing import TypeAlias
 
-from backend.engine.rows.pacing import ChunkSizer
+from backend.engine.rows.pacing import ChunkSizer, FairTurns
 from backend.errors import BackendError, GenerationFailedError
 
 # Target duration of a piece, with and without running requests.
@@ -65,9 +65,8 @@ class BackgroundJobs:
         self.ended: list[tuple[int, object]] = []
         self._sizer_alone = ChunkSizer.limited(PIECE_ALONE_S, max_chunk, limit_s)
         self._sizer_shared = ChunkSizer.limited(PIECE_S, max_chunk, limit_s)
-        # When each is due, and its tokens.
-        self._dues: dict[int, tuple[float, int]] = {}
-        self._clock = 0.0
+        self._turns: FairTurns[int] = FairTurns()
+        self._tokens: dict[int, int] = {}
         self._begun: int | None = None
         self._current: int | None = None
         self._limit = 0
@@ -93,7 +92,8 @@ class BackgroundJobs:
     def add(self, number: int, job: Job, tokens: int = 0) -> None:
         """Queue a job of so many tokens under a number of its own."""
         self.jobs[number] = job
-        self._dues[number] = (self._clock + tokens, tokens)
+        self._tokens[number] = tokens
+        self._turns.add(number)
 
     def drop(self, number: int) -> None:
         """Forget a job whose caller has left; no effect if it has ended."""
@@ -110,7 +110,7 @@ class BackgroundJobs:
         if not self.jobs:
             return
         if self._begun not in self.jobs:
-            self._begun = min(self.jobs, key=self._dues.__getitem__)
+            self._begun = self._turns.next(self._tokens.__getitem__)
         number = self._current = self._begun
         job = self.jobs[number]
         self._limit = pace.alone if is_alone else pace.shared
@@ -150,10 +150,11 @@ class BackgroundJobs:
         return ended
 
     def _end(self, number: int, result: object) -> None:
+        self._turns.spend(number, self._tokens[number])
         self._close(number)
         self.ended.append((number, result))
 
     def _close(self, number: int) -> None:
-        _, tokens = self._dues.pop(number)
-        self._clock += tokens / len(self.jobs)
+        self._turns.remove(number)
+        del self._tokens[number]
         self.jobs.pop(number).close()

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
+from backend.engine.rows.pacing import FairTurns
+
 # Texts considered as companions of the first, and maximum texts in a pass.
 LOOKAHEAD = 1024
 MAX_ROWS = 128
@@ -36,11 +38,7 @@ class Text(Protocol):
 
 
 class TextCall:
-    """One call: its texts, at least one, and their results.
-
-    Attributes:
-        spent: Its tokens that were taken, and the clock of its queue when it came.
-    """
+    """One call: its texts, at least one, and their results."""
 
     def __init__(
         self, number: int, texts: Sequence[Text], conclude: Callable[[Sequence[Any]], object]
@@ -48,16 +46,15 @@ class TextCall:
         """Create a call; `conclude` turns the results of all texts, in order, into its answer."""
         self.texts = texts
         self.number = number
-        self.spent = 0.0
         # An ordered set: taken texts leave it from any position.
         self.waiting = dict.fromkeys(range(len(texts)))
         self._conclude = conclude
         self._results: dict[int, object] = {}
 
     @property
-    def due(self) -> float:
-        """Its place on the clock of its queue; of a call with waiting texts."""
-        return self.spent + len(self.texts[next(iter(self.waiting))].token_ids)
+    def next_length(self) -> int:
+        """Tokens of its next text; of a call with waiting texts."""
+        return len(self.texts[next(iter(self.waiting))].token_ids)
 
     def note(self, index: int, result: object) -> None:
         """Store the result of a text."""
@@ -92,42 +89,36 @@ class QueuedText:
 
 
 class TextQueue:
-    """Calls with waiting texts; a pass is led by the one with the fewest tokens since it came.
-
-    A short call so waits for no long ones. The clock is what each call would have had by now if all
-    had had the same: no later calls put one off for ever.
-    """
+    """Calls with waiting texts, in fair turns by their tokens."""
 
     def __init__(self) -> None:
-        self._calls: list[TextCall] = []
-        self._clock = 0.0
+        self._calls: FairTurns[TextCall] = FairTurns()
 
     def add(self, call: TextCall) -> None:
         """Queue all texts of a call."""
-        call.spent = self._clock
-        self._calls.append(call)
+        self._calls.add(call)
 
     def drop(self, call: TextCall) -> None:
         """Forget the waiting texts of a call."""
-        if call in self._calls:
-            self._calls.remove(call)
+        self._calls.remove(call)
 
     def take(self, max_tokens: int) -> list[QueuedText]:
-        """Take the first text of the call that is due, and those closest to it in length.
+        """Take the next text of the call whose turn it is, and those closest to it in length.
 
         Args:
             max_tokens: Of a pass with padding; a longer text runs alone.
         """
-        first = min(self._calls, key=lambda call: call.due)
+        first = self._calls.next(lambda call: call.next_length)
         calls = [first, *(call for call in self._calls if call is not first)]
         waiting = (QueuedText(call, index) for call in calls for index in call.waiting)
         lead, *others = islice(waiting, LOOKAHEAD)
         taken = [lead, *gather(lead, others, max_tokens)]
         for text in taken:
             del text.call.waiting[text.index]
-            text.call.spent += text.length
-            self._clock += text.length / len(self._calls)
-        self._calls = [call for call in self._calls if call.waiting]
+            self._calls.spend(text.call, text.length)
+        for call in calls:
+            if not call.waiting:
+                self._calls.remove(call)
         return taken
 
 

@@ -4,9 +4,9 @@ import itertools
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Generic, Self, TypeVar
 from zlib import crc32
 
 import numpy as np
@@ -52,6 +52,42 @@ class Counters(Counts):
         """Count a generated token."""
         self.values["generated_tokens"] += 1
         self.checksum = crc32(token_id.to_bytes(4, "big"), self.checksum)
+
+
+Work = TypeVar("Work", bound=Hashable)
+
+
+class FairTurns(Generic[Work]):
+    """Work that waits, in the order of its arrival; the next is the one that has had the least.
+
+    Short work so waits for no long one. The clock is what each would have had by now if all had had
+    the same, and later work starts at it: it puts nothing off for ever.
+    """
+
+    def __init__(self) -> None:
+        # The tokens of each, and the clock when it came.
+        self._spent: dict[Work, float] = {}
+        self._clock = 0.0
+
+    def __iter__(self) -> Iterator[Work]:
+        return iter(self._spent)
+
+    def add(self, work: Work) -> None:
+        """Queue work that has had nothing."""
+        self._spent[work] = self._clock
+
+    def remove(self, work: Work) -> None:
+        """Forget work; no effect if it does not wait."""
+        self._spent.pop(work, None)
+
+    def next(self, tokens: Callable[[Work], int]) -> Work:
+        """Return the work that would have had the least after its next turn of so many tokens."""
+        return min(self._spent, key=lambda work: self._spent[work] + tokens(work))
+
+    def spend(self, work: Work, tokens: int) -> None:
+        """Count tokens that waiting work has had."""
+        self._spent[work] += tokens
+        self._clock += tokens / len(self._spent)
 
 
 _GRANULE, _FINE_GRANULE = 16, 4

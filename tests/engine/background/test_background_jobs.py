@@ -65,6 +65,17 @@ def test_a_short_job_waits_for_the_running_one_alone_and_puts_off_none_for_ever(
     assert 1 in order
 
 
+def test_jobs_whose_callers_left_before_their_turn_put_off_no_other():
+    jobs, log = BackgroundJobs(64, share=0.25), []
+    jobs.add(0, job(log, "long", 1), tokens=500)
+    for number in range(1, 9):
+        jobs.add(number, job(log, "gone", 1), tokens=5000)
+        jobs.drop(number)
+    jobs.add(9, job(log, "short", 1), tokens=5)
+    finish(jobs)
+    assert [name for name, piece in log if piece == 0] == ["short", "long"]
+
+
 def test_a_cancelled_job_computes_no_further_piece():
     jobs, log = BackgroundJobs(64, share=0.25), []
     for number, name in enumerate("ab"):
