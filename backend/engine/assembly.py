@@ -96,7 +96,9 @@ def assemble_any_loop(
 ) -> EngineLoop | EncoderLoop:
     """Return the idle loop of a model of any kind; the arguments are those of `assemble_loop`."""
     if model.card.kind is ModelKind.DECODER:
-        return assemble_loop(model, options, port, notebook, make_room)
+        loop = assemble_loop(model, options, port, notebook, make_room)
+        loop.memory.reservations.require_room(options)
+        return loop
     DEVICE.choose_threads(options.threads)
     page = notebook.page(model_key(options, model))
     if not page.findings.is_sound:

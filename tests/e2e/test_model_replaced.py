@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -166,6 +167,13 @@ def with_adapter(directory, **parameters):
     config.write_text(json.dumps(written))
 
 
+def filled(value, directory):
+    """Return the value of a field with the directory in the place of braces."""
+    if isinstance(value, list):
+        return [filled(each, directory) for each in value]
+    return value.format(directory) if isinstance(value, str) else value
+
+
 NEVER = {
     "a pattern without end": (
         with_pattern(r"(\w+\s?)*$"),
@@ -227,6 +235,11 @@ NEVER = {
         {"Options": [f"expected_tokens:{10**30}"]},
         "expected_tokens: expected an integer of at most 9007199254740992",
     ),
+    "a share of the memory that is none": (
+        lambda _: None,
+        {"GPUMemoryUtilization": 1e-45},
+        "GPUMemoryUtilization: must be between 9.53674e-07 and 1, not 1.4013e-45",
+    ),
     "more memory than there is": (
         lambda _: None,
         {"Options": [f"wired_limit_mb:{2**53}"]},
@@ -244,10 +257,7 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
         process = backend.engine.process_id
         running = asyncio.create_task(stream(backend.stub, LONG))
         await until(lambda: backend.engine.status().metrics["slots_taken"])
-        chosen = {
-            name: [each.format(bad) for each in value] if name == "Options" else value.format(bad)
-            for name, value in options.items()
-        }
+        chosen = {name: filled(value, bad) for name, value in options.items()}
         code, details = await code_of(backend.load(bad, **chosen))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details
@@ -297,6 +307,22 @@ async def test_after_a_load_that_fails_late_the_model_is_loaded_again(decoders, 
         assert "unheard_of" in details
         assert details.endswith(f"{decoders[0]} is loaded again")
         assert (await backend.stub.Predict(PROMPT)).message == before
+
+
+TOO_SMALL = {
+    "GPUMemoryUtilization": {"GPUMemoryUtilization": 1e-6},
+    "max_kv_bytes": {"Options": ["max_kv_bytes:1000"], "GPUMemoryUtilization": 0.5},
+}
+
+
+@pytest.mark.parametrize("field", TOO_SMALL)
+async def test_memory_without_room_for_any_request_is_refused(decoders, field):
+    async with served(decoders[0]) as backend:
+        code, details = await code_of(backend.load(decoders[1], **TOO_SMALL[field]))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert re.match(rf"{field}: is too small: [\d,]+ bytes are for KV caches", details), details
+        assert details.endswith(f"{decoders[0]} is loaded again")
+        assert (await backend.stub.Predict(PROMPT)).tokens == 2
 
 
 async def test_a_model_that_cannot_come_back_is_told_to_be_gone(decoders, tmp_path):

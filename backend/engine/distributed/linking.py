@@ -173,7 +173,9 @@ def assemble_shared_loop(
     )
     agreed = replace(options, tuning=tuning, models_dir=None)
     # All must make the same trials: what one of them remembers, another may not.
-    return assemble_loop(model, agreed, port, Notebook(), ranks=Ranks(exchange))
+    loop = assemble_loop(model, agreed, port, Notebook(), ranks=Ranks(exchange))
+    loop.memory.reservations.require_room(options)
+    return loop
 
 
 def readiness(model: RunnableModel, form: Form, rank: int) -> Ready:

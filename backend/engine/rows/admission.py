@@ -23,7 +23,7 @@ from backend.config import (
 )
 from backend.engine.rows.pacing import LEAST_TOKENS, PassMemory
 from backend.engine.rows.row import Row
-from backend.errors import OverloadedError
+from backend.errors import OutOfMemoryError, OverloadedError
 from common.machine_memory import machine_bytes
 
 # The growth of a request's expected length each time that it exceeds it.
@@ -31,6 +31,9 @@ EXTENSION_SHARE = 0.25
 
 # A row shares a buffer with slightly longer rows, and with room for the next positions.
 PADDING_SHARE = 1 / 16
+
+# A token of a prompt, and one of its reply.
+_FEWEST_TOKENS = 2
 
 _ENDLESS = 2**40
 _MIB = 2**20
@@ -203,6 +206,21 @@ class Reservations:
             (len(row.token_ids) + self._expected(row), 0) for row in waiting
         ]
         return max(self._bytes_of(rows) - self.reserved_bytes, 0)
+
+    def require_room(self, options: ModelOptions) -> None:
+        """Refuse options by which every request would be refused.
+
+        Raises:
+            OutOfMemoryError: It names the option, with the numbers.
+        """
+        if self._wish_tokens >= _FEWEST_TOKENS:
+            return
+        is_limited = options.tuning.memory.max_kv_bytes is not None
+        field = "max_kv_bytes" if is_limited else "GPUMemoryUtilization"
+        raise OutOfMemoryError(
+            f"{field}: is too small: {self.wish_bytes:,} bytes are for KV caches, and that of the "
+            f"shortest request takes {self._profile.row_bytes(_FEWEST_TOKENS):,}"
+        )
 
     def require_fit(self, row: Row) -> None:
         """Refuse a row that would not fit if it were alone on the machine.

@@ -14,6 +14,7 @@ from backend.config import (
     MAX_ENVIRONMENT_BYTES,
     MAX_SLOTS,
     MEMORY_UTILIZATION,
+    MIN_MEMORY_UTILIZATION,
     Adapter,
     MediaLimits,
     ModelOptions,
@@ -292,7 +293,6 @@ def model_options(
         log.warning("LoraBase is ignored: an adapter applies to the model it is loaded with")
     tuning = tuning_options(request.Options, request.EngineArgs, defaults)
     tuning = _with_draft_model(_with_cache_types(tuning, request), request)
-    utilization = require_range("GPUMemoryUtilization", request.GPUMemoryUtilization, Range(0, 1))
     return ModelOptions(
         model=request.Model or request.ModelFile,
         model_file=request.ModelFile,
@@ -301,7 +301,7 @@ def model_options(
         trust_remote_code=request.TrustRemoteCode,
         max_model_len=require_range("MaxModelLen", request.MaxModelLen, Range(0)) or None,
         dtype=_dtype(request.DType),
-        memory_utilization=utilization or MEMORY_UTILIZATION,
+        memory_utilization=_memory_utilization(request.GPUMemoryUtilization),
         # Hosts send -1 or 0 for as many as there are cores.
         threads=request.Threads if request.Threads > 0 else None,
         adapters=_adapters(request),
@@ -310,6 +310,12 @@ def model_options(
         environment=environment_of(request.EnvVars),
         tuning=_for_experts(_with_group_size(tuning, request.TensorParallelSize)),
     )
+
+
+def _memory_utilization(share: float) -> float:
+    """Return the share of the memory; hosts send 0 for unset."""
+    bounds = Range(MIN_MEMORY_UTILIZATION if share > 0.0 else 0, 1)
+    return require_range("GPUMemoryUtilization", share, bounds) or MEMORY_UTILIZATION
 
 
 def _with_cache_types(tuning: TuningOptions, request: pb.ModelOptions) -> TuningOptions:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rows import make_row
 
+from backend.config import ModelOptions, TuningOptions
 from backend.engine.rows.admission import (
     ALLOCATION_STEP_TOKENS,
     KvProfile,
@@ -15,7 +16,7 @@ from backend.engine.rows.admission import (
     Sharing,
     WindowProfile,
 )
-from backend.errors import OverloadedError
+from backend.errors import OutOfMemoryError, OverloadedError
 
 STEP = ALLOCATION_STEP_TOKENS
 EXPECTED = 40
@@ -89,6 +90,18 @@ def test_a_prompt_is_refused_if_its_cache_leaves_no_room_for_a_pass():
     # Its cache leaves more.
     books.passes.record(16, 100, 2000)
     books.require_fit(fitting)
+
+
+@pytest.mark.parametrize(("limit", "field"), [(None, "GPUMemoryUtilization"), (7, "max_kv_bytes")])
+def test_books_without_room_for_a_request_name_what_limits_them(limit, field):
+    options = ModelOptions(model="m", tuning=TuningOptions.of(max_kv_bytes=limit))
+    books_for(2).require_room(options)
+    with pytest.raises(OutOfMemoryError) as caught:
+        books_for(1).require_room(options)
+    assert str(caught.value) == (
+        f"{field}: is too small: 2,570 bytes are for KV caches, "
+        "and that of the shortest request takes 2,580"
+    )
 
 
 def test_without_a_limit_only_the_prompt_must_fit():
