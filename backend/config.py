@@ -23,6 +23,8 @@ MAX_ARRIVING, ARRIVAL_GRACE_S, ARRIVAL_TIMEOUT_S = 64, 1.0, 120.0
 MAX_MESSAGE_FIELDS, INLINE_FIELDS, INLINE_BYTES = 100_000, 1024, 256 * 1024
 DRAIN_TIMEOUT_S = 8.0
 LONG_TURN_S = 120.0  # a longer one of the engine is reported as stuck
+# For an engine to begin with the `EnvVars` of a load: an idle machine takes 1 to 3 s.
+ENGINE_START_S = 90.0
 # In one list of config.json: mlx-lm builds them all, without a chance to cancel.
 MAX_LAYERS = 4096
 # Limits of one request; `docs/reference/security.md` lists them.

@@ -8,9 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 from real_process import TIMEOUT_S, real_backend
+from serving import code_of, served
 from waiting import wait_until
 
 from backend.demo import MODEL_DIR
+from backend.engine.supervision import engine_process
 from backend.model.checkpoint.upstream import INDEX_NAME
 from backend.pb import backend_pb2 as pb
 from common.directories import NAME
@@ -122,6 +124,24 @@ def test_variables_with_which_no_engine_starts_leave_the_model_and_its_streams(t
         next(stream)
         stream.cancel()
         backend.load("demo", EnvVars=[b"A_VARIABLE=1"])
+
+
+async def test_variables_with_which_an_engine_hangs_leave_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_process, "ENGINE_START_S", 0.5)
+    (tmp_path / "json.py").write_text("import signal; signal.pause()", encoding="utf-8")
+    async with served(MODEL_DIR) as backend:
+        process = backend.engine.process_id
+        asked = backend.load(MODEL_DIR, EnvVars=[f"PYTHONPATH={tmp_path}".encode()])
+        code, details = await code_of(asked)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        problem = "its process has not begun after 0.5 s"
+        assert details == f"EnvVars: no engine starts with them: {problem}"
+        engines = named(os.getpid(), b"backend.rank")
+        assert not [
+            each for each in engines if environment_of(each).get("PYTHONPATH") == str(tmp_path)
+        ]
+        assert (await backend.stub.Predict(pb.PredictOptions(Prompt="hi", Tokens=2))).tokens == 2
+        assert backend.engine.process_id == process
 
 
 def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):

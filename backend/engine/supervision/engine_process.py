@@ -8,8 +8,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import NoReturn, Self, cast
 
+from backend.config import ENGINE_START_S
 from backend.engine.messages.codec import Codec, FrameReader, WireError
 from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop, Waiting
 from backend.engine.processes import ending, kill_tree, start_engine
@@ -236,17 +237,22 @@ class Starter:
         """Have a spare process with variables in its environment.
 
         Raises:
-            InvalidRequestError: It ends before it could load a model.
+            InvalidRequestError: It ends, or hangs, before it could load a model.
         """
         await self.drop_spare()
         self._variables, self._spare = variables, asyncio.create_task(self.started(variables))
         process = await asyncio.shield(self._spare)
         try:
-            await process.begun()
+            async with asyncio.timeout(ENGINE_START_S):
+                await process.begun()
+        except TimeoutError:
+            await self._refuse_spare(f"its process has not begun after {ENGINE_START_S:g} s")
         except BackendError as error:
-            await self.drop_spare()
-            problem = f"no engine starts with them: {error}; its last words are in the log"
-            raise InvalidRequestError("EnvVars", problem) from error
+            await self._refuse_spare(f"{error}; its last words are in the log")
+
+    async def _refuse_spare(self, problem: str) -> NoReturn:
+        await self.drop_spare()
+        raise InvalidRequestError("EnvVars", f"no engine starts with them: {problem}")
 
     async def drop_spare(self) -> None:
         """End the spare process."""
