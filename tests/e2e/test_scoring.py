@@ -6,7 +6,7 @@ import math
 import grpc
 import mlx.core as mx
 import pytest
-from serving import code_of, served, stream
+from serving import code_of, require_others_pass_and_leaving_ends, served, stream
 from transformers import AutoTokenizer
 from waiting import until
 
@@ -104,6 +104,16 @@ async def test_a_recurrent_model_goes_on_from_the_stable_prefix(tiny_models):
         for question in ("is it", "what now"):
             await score(backend, head + question, stable_prefix_len=len(head.encode()))
         assert backend.engine.status().metrics["prompt_cache.hit_tokens"] >= stable - 1
+
+
+async def test_short_scores_pass_a_long_one_which_ends_when_its_caller_leaves(tiny_models):
+    async with served(tiny_models("llama"), MaxModelLen=4096) as backend:
+        long = [f"{'bo bu ' * 80}{number}" for number in range(1024)]
+        await require_others_pass_and_leaving_ends(
+            backend,
+            lambda: score(backend, "ba", [" bi bo", " bu"]),
+            lambda: score(backend, PROMPT, long),
+        )
 
 
 @pytest.mark.parametrize(

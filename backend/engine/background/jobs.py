@@ -1,8 +1,8 @@
 """Background jobs: embeddings and scores, in pieces between the steps of the batch.
 
 A job is a generator: it computes at most one forward pass, yields, and returns its result. Jobs
-run one after another, so that at most one of them holds a KV cache. They have fair turns by their
-tokens: a short one waits for no long ones that have not begun.
+have fair turns by their tokens, and run one after another, so that at most one of them holds a
+large KV cache: a short one waits for no long ones, and goes between the passes of one.
 """
 
 import logging
@@ -19,6 +19,8 @@ from backend.errors import BackendError, GenerationFailedError
 # Target duration of a piece, with and without running requests.
 PIECE_S = 0.1
 PIECE_ALONE_S = 0.2
+# Of a job that goes between the passes of another: both hold caches.
+MAX_PASSING_TOKENS = 2048
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class BackgroundJobs:
         self._turns: FairTurns[int] = FairTurns()
         self._tokens: dict[int, int] = {}
         self._begun: int | None = None
+        self._passing: int | None = None
         self._current: int | None = None
         self._limit = 0
         self._chunk = 0
@@ -109,9 +112,7 @@ class BackgroundJobs:
         """Compute a piece of the job in turn; passes on the model's errors, see `blame`."""
         if not self.jobs:
             return
-        if self._begun not in self.jobs:
-            self._begun = self._turns.next(self._tokens.__getitem__)
-        number = self._current = self._begun
+        number = self._current = self._in_turn()
         job = self.jobs[number]
         self._limit = pace.alone if is_alone else pace.shared
         self._chunk = 0
@@ -129,6 +130,18 @@ class BackgroundJobs:
             sizer.record(self._chunk, elapsed)
             self.computed_tokens += self._chunk
         self._resumes_at = time.monotonic() + elapsed * (1.0 / self._share - 1.0)
+
+    def _in_turn(self) -> int:
+        """Return the job that has begun, or a short one that passes it; either runs to its end."""
+        if self._passing in self.jobs:
+            return self._passing
+        number = self._turns.next(self._tokens.__getitem__)
+        if self._begun not in self.jobs:
+            self._begun = number
+        elif number != self._begun and self._tokens[number] <= MAX_PASSING_TOKENS:
+            self._passing = number
+            return number
+        return self._begun
 
     def conclude(self, number: int, result: object) -> None:
         """End a job that has not started: another one has computed its result."""

@@ -11,7 +11,7 @@ from backend.core.prompt import Prompt
 from backend.core.scoring import EmbeddingRequest, Pooling, ScoreRequest
 from backend.core.step import FinishReason
 from backend.engine.background import jobs as background_jobs
-from backend.engine.background.jobs import BackgroundJobs
+from backend.engine.background.jobs import MAX_PASSING_TOKENS, BackgroundJobs
 from backend.engine.background.work import find_decoder
 from backend.engine.messages.protocol import Leave
 from backend.errors import GenerationFailedError, UnsupportedError
@@ -52,17 +52,32 @@ def test_jobs_run_one_after_another():
     ]
 
 
-def test_a_short_job_waits_for_the_running_one_alone_and_puts_off_none_for_ever():
+def test_short_jobs_pass_a_running_one_and_put_off_none_for_ever():
     jobs, log = BackgroundJobs(64, share=0.25), []
     for number in range(40):
         jobs.add(number, job(log, number, 2), tokens=500)
     jobs.advance(jobs.pace(), is_alone=True)
-    for number in range(40, 40 + 2000):
+    for number in range(40, 40 + 2200):
         jobs.add(number, job(log, number, 1), tokens=10)
         jobs.advance(jobs.pace(), is_alone=True)
     order = [name for name, piece in log if piece == 0]
     assert order[:3] == [0, 40, 41]
     assert 1 in order
+    assert (0, 1) in log
+
+
+def test_of_a_long_job_and_those_that_pass_it_at_most_two_have_begun():
+    jobs, log = BackgroundJobs(64, share=0.25), []
+    jobs.add(0, job(log, "long", 3), tokens=9000)
+    jobs.advance(jobs.pace(), is_alone=True)
+    jobs.add(1, job(log, "large", 2), tokens=MAX_PASSING_TOKENS + 1)
+    jobs.add(2, job(log, "short", 2), tokens=20)
+    jobs.add(3, job(log, "shorter", 2), tokens=10)
+    finish(jobs)
+    assert [(name, piece) for name, piece in log if piece != "closed"] == [
+        *(("long", 0), ("shorter", 0), ("shorter", 1), ("short", 0), ("short", 1)),
+        *(("long", 1), ("long", 2), ("large", 0), ("large", 1)),
+    ]
 
 
 def test_jobs_whose_callers_left_before_their_turn_put_off_no_other():
