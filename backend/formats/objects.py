@@ -297,6 +297,8 @@ INKLING = ToolFormat(
         ),
     ),
     around=Section(begin=INKLING_TEXT, end=f"{INKLING_END}{INKLING_MESSAGE}", may_be_open=True),
+    # The same text ends thoughts and calls.
+    has_drafts=False,
 )
 
 INKLING_THOUGHT = ReasoningFormat(

@@ -20,7 +20,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
-from backend.output.readers.patterns import SPACE, Piece, fixed, sequence, spaced
+from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
     ODD_QUOTES,
@@ -41,6 +41,7 @@ from backend.output.tag_repair import (
     markup_of,
     offered_name,
 )
+from backend.output.text import JsonText
 
 _NAME_KEYS = ("name", "tool_name", "function", "tool")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params")
@@ -54,7 +55,7 @@ _CLOSERS = re.compile(r"\s*\)")
 _OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
 # After a call that cannot be read, another begins after a bracket, not after words or a quote.
 _SET_OFF = re.compile(r"(?:[}\])][\s,;]*+\{?[\"']?|</[^<>\n]*>\s*+)\Z")
-_CALLED = re.compile(r"(?<![\w./-])([\w./-]++)\s*+[({]")
+_CALLED = re.compile(r"(?<![\w./-])([\w./-]++(?::\d++)?)\s*+[({]")
 # Each failure may have read to the end of the block: after this many it is not a call.
 _MAX_FAILURES = 32
 
@@ -221,7 +222,10 @@ def _call_of(
     if given in ("", "{}"):
         given = _members_beside(fields, name, names) or given
     if (text := _text_in(given)) is not None:
-        given = _object_in(text)
+        given = _object_in(text) if text.strip() else "null"
+    is_missing = given == "null" or not (given or is_doubtful or found.is_open)
+    if is_missing and fields.keys() <= _CALL_KEYS:
+        given = "{}"
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
     return _RepairedCall(name, given, begin, found.end, found.reasons, is_open=found.is_open)
@@ -239,6 +243,19 @@ def _members_beside(fields: Mapping[str, str], name: str, names: Names) -> str:
 def _text_in(value: str) -> str | None:
     """Return the text of a JSON string, or `None` for another value."""
     return str(json.loads(value)) if value.startswith('"') else None
+
+
+def _without_begun_object(text: str) -> str:
+    """Return objects in JSON without the one that is cut off after them, if any."""
+    decoder = json.JSONDecoder()
+    end = begin = 0
+    while text.startswith("{", begin):
+        try:
+            _, end = decoder.raw_decode(text, begin)
+        except (ValueError, RecursionError):
+            break
+        begin = len(text) - len(text[end:].lstrip(_BETWEEN))
+    return text[:end] if end and text[begin : begin + 1] in ("", "{") else text
 
 
 def _object_in(text: str) -> str:
@@ -386,11 +403,11 @@ _PUNCTUATION = " \n\t}])>,;`"
 _BETWEEN = " \n\t,;[]"
 # The name of a call may be a key, which has no part in the text before it.
 _BEGUN_KEY = re.compile(r"\{\s*\"\Z")
-# A list of values, whose strings may quote a call.
+# A call in a bare list or line of them; other values may be data, whose strings quote a call.
 _LISTED_CALL = sequence(
     *(fixed("{"), spaced('"name"'), spaced(":"), SPACE),
     *(Piece(r'"[^"\\]{1,64}"', r'"[^"\\]{0,64}"?'), spaced(",")),
-    *(spaced('"arguments"'), spaced(":"), spaced("{")),
+    *(choice(spaced('"arguments"'), spaced('"parameters"')), spaced(":"), spaced("{")),
 )
 _LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
 _LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
@@ -433,7 +450,11 @@ class RepairReader:
         self._is_call = context.calls.is_open
         self._has_others = False
         self._is_too_long = False
-        self._searched = 0 if is_after_call else len(context.opener)
+        self._searched = self._followed = 0 if is_after_call else len(context.opener)
+        self._json = JsonText()
+        # The first mark in a string, which ends the block after all if that string has no end.
+        self._quoted_end = -1
+        self._breaks = 0
 
     @property
     def is_mid_call(self) -> bool:
@@ -460,8 +481,10 @@ class RepairReader:
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""
         if self._has_others:
-            self.held = self._markup.settled(self.held) if truncated else self.held
-            return self._beside_others(len(self.held), is_last=True)
+            if truncated:
+                self.held = _without_begun_object(self._markup.settled(self.held))
+            end = len(self.held) if truncated else self._last_end()
+            return self._beside_others(end, is_last=end == len(self.held))
         if truncated:
             return ReaderOutput()
         if not self._is_call:
@@ -470,7 +493,8 @@ class RepairReader:
             if self._goes_on is False or (self._context.in_prose and not self._goes_on):
                 return self._given_up()
             self._is_call = bool(offered_name(word, self._context.calls))
-        return self._repaired(len(self.held), is_last=True)
+        end = self._last_end()
+        return self._repaired(end, is_last=end == len(self.held))
 
     def _decide(self) -> bool:
         """Tell whether the block is known to be a call."""
@@ -495,17 +519,23 @@ class RepairReader:
         """The text where the first call begins; nothing where no call of another tool counts."""
         context = self._context
         is_marked = context.opener in self._format.openers or self._is_after_call
-        opener = "" if self._is_after_call else context.opener
+        is_whole = self._is_after_call or context.opener == "{"
+        opener = "" if is_whole else context.opener
         body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
-        # A bare list of data may have names too.
-        is_listed = context.opener == "[" and (_LISTED.match(body) or self._may_be_listed(body))
+        # Bare data may have names too.
+        is_listed = self._is_bare and (_LISTED.match(body) or self._may_be_listed(body))
         return body if is_marked or is_listed else ""
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the block is an object or a list of objects without a marker."""
+        return self._context.opener in ("{", "[")
 
     def _is_undecided(self) -> bool:
         is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
         if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
             return True
-        if is_short and self._context.opener == "[" and self._may_be_listed(self._body):
+        if is_short and self._is_bare and self._may_be_listed(self._body):
             return True
         word, is_whole = self._markup.first_word(self.held)
         if is_whole and offered_name(word, self._context.calls):
@@ -525,20 +555,50 @@ class RepairReader:
         return is_syntax or self._context.calls.may_become_offered(beginning)
 
     def _end(self) -> int:
-        """Return the end of the block: after a closer, or before the next opener."""
+        """Return the end of the block: after a closer, or before the next opener.
+
+        A mark in a string of JSON or of Python ends nothing, unless the string turns out to be
+        damaged.
+        """
+        while (found := self._next_mark()) is not None:
+            place, end = found
+            self._follow(place)
+            if not self._json.is_in_string or self._is_damaged:
+                return self._quoted_end if self._is_damaged else end
+            if self._quoted_end < 0:
+                self._quoted_end, self._breaks = end, self._json.breaks
+            self._searched = place + 1
+        self._searched = max(self._searched, len(self.held) - _MAX_MARKER_CHARS)
+        if self._quoted_end >= 0:
+            self._follow(self._searched)
+        return self._quoted_end if self._is_damaged else -1
+
+    @property
+    def _is_damaged(self) -> bool:
+        """Whether other text has ended the JSON with the first mark in a string."""
+        return self._quoted_end >= 0 and self._json.breaks > self._breaks
+
+    def _last_end(self) -> int:
+        """Return the end of the block where the reply ends too."""
+        self._follow(len(self.held))
+        is_open = self._quoted_end >= 0 and self._json.is_in_string
+        return self._quoted_end if is_open or self._is_damaged else len(self.held)
+
+    def _follow(self, end: int) -> None:
+        self._json.follow(self.held[self._followed : end])
+        self._followed = max(self._followed, end)
+
+    def _next_mark(self) -> tuple[int, int] | None:
+        """Return the place of the next mark that may end the block, and the end there."""
         marks = self._format.closers
         if self._has_others and self._context.opener == self._format.opener:
             marks = _block_ends(self._format, self._context.opener) or marks
-        closers = [
-            place + len(closer)
-            for closer in marks
-            if (place := self.held.find(closer, self._searched)) >= 0
-        ]
+        places = ((self.held.find(mark, self._searched), len(mark)) for mark in marks)
+        found = [(place, place + chars) for place, chars in places if place >= 0]
         opener = self._context.opener.strip() or "\0"
         again = self.held.find(opener, self._searched) if len(opener) > 1 else -1
-        found = [place for place in (*closers, again) if place >= 0]
-        self._searched = max(self._searched, len(self.held) - _MAX_MARKER_CHARS)
-        return min(found, default=-1)
+        found += [(again, again)] if again >= 0 else []
+        return min(found, key=lambda each: each[1], default=None)
 
     def _shortened(self) -> ReaderOutput:
         """Stop reading calls in a block that is too long; an emitted one stays unfinished."""
@@ -546,7 +606,9 @@ class RepairReader:
             return self._given_up(len(self.held))
         self._is_too_long = True
         self.held = self.held[-_MAX_MARKER_CHARS:]
-        self._searched = 0
+        self._searched = self._followed = 0
+        self._json = JsonText()
+        self._quoted_end = -1
         return ReaderOutput()
 
     def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
@@ -609,7 +671,8 @@ class RepairReader:
 
     def _text_between(self, text: str) -> str:
         """Return the text of calls of other tools, without the markers of their block."""
-        text = text.removeprefix(self._context.opener)
+        # The brace of a bare object is its own.
+        text = text if self._context.opener == "{" else text.removeprefix(self._context.opener)
         marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
         text = _BEGUN_KEY.sub("", self._markup.without_strays(text).rstrip()).strip(_BETWEEN)
         while mark := next(filter(text.endswith, marks), ""):

@@ -560,6 +560,8 @@ class Router:
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
+        if self._in_thought and tools.name_lead in tools.openers:
+            return tools.ends_thought and marker.endswith(tools.name_lead)
         if marker in self._leads:
             begins = self._segment.is_blank or self._follows_frame
             is_object = marker in tools.object_leads

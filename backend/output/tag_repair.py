@@ -299,8 +299,8 @@ class _FormatMarkup:
     def has_words(self, text: str, names: Names) -> bool:
         """Tell whether a text contains more than markup and the words before a name."""
         syntax = self.syntax | NAMESPACES
-        words = [word.rstrip(":.") for word in _WORD.findall(self.removed(text))]
-        others = sum(word not in syntax for word in words) > self.words_before_name
+        words = (re.split("[.:]+", word.rstrip(":.")) for word in _WORD.findall(self.removed(text)))
+        others = sum(not syntax.issuperset(parts) for parts in words) > self.words_before_name
         return others or any(offered_name(word, names) for word in _WORD.findall(text))
 
     def without_strays(self, text: str) -> str:

@@ -173,10 +173,10 @@ def _released(before: _State, text: str, end: int) -> str:
 
 _OPEN = re.compile(r"[{\[]")
 _TOKEN = re.compile(
-    r'(?P<space>[ \t\r\n]+)|(?P<string>")|(?P<open>[{\[])|(?P<close>[}\]])'
+    r"""(?P<space>[ \t\r\n]+)|(?P<string>["'])|(?P<open>[{\[])|(?P<close>[}\]])"""
     r"|(?P<comma>,)|(?P<colon>:)|(?P<word>[-+.0-9A-Za-z]+)"
 )
-_STRING = re.compile(r'[^"\\\n]+')
+_STRING = re.compile(r"""[^"'\\\n]+""")
 _CLOSERS = {"{": "}", "[": "]"}
 _VALUE = {"string": "end", "word": "word", "open": ""}
 _END = {"comma": "", "close": "end"}
@@ -196,16 +196,19 @@ class JsonText:
     """Tells whether the content so far ends inside a string of an object or an array.
 
     Any brace or bracket may begin one. Text that is not JSON ends it, and so does a line break in
-    a string.
+    a string. Strings may have Python's single quotes.
 
     Attributes:
         is_in_string: Whether a string is open.
+        breaks: Number of objects and arrays that other text ended.
     """
 
     def __init__(self) -> None:
         self._open: list[str] = []
         self._next = ""
+        self._quote = ""
         self.is_in_string = False
+        self.breaks = 0
         self._is_escaped = False
 
     def follow(self, text: str) -> None:
@@ -226,6 +229,7 @@ class JsonText:
         """Treat what follows as other text."""
         self._open.clear()
         self.is_in_string = self._is_escaped = False
+        self.breaks += 1
 
     def _begin(self, bracket: str) -> None:
         self._open.append(bracket)
@@ -241,7 +245,7 @@ class JsonText:
         self._is_escaped = char == "\\"
         if char == "\n":
             self.leave()
-        elif char == '"':
+        elif char == self._quote:
             self.is_in_string = False
         return position + 1
 
@@ -261,6 +265,7 @@ class JsonText:
         if kind == "close" and token != _CLOSERS[self._open.pop()]:
             return False
         self.is_in_string = kind == "string"
+        self._quote = token
         if kind == "open":
             self._begin(token)
         elif kind == "comma":

@@ -207,6 +207,60 @@ async def test_a_stray_marker_is_not_shown(parser):
         assert (reply.content, reply.calls) == (text if shown is None else shown, {})
 
 
+IN_STRING = "a <|tool_calls|> b </tool_call> c"
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("sarashina", "<|tool_calls|>[{'name': 'bash', 'arguments': {'command': %r}}]"),
+        (
+            "hermes_json",
+            "<tool_call>\n{'name': 'bash', 'arguments': {'command': %r}}\n</tool_call>",
+        ),
+    ],
+)
+async def test_a_marker_in_a_string_of_python_ends_no_call(parser, text):
+    reply = await reply_to(parser, text % IN_STRING, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": IN_STRING})], "")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "value"),
+    [
+        ("pythonic", '[bash(command=run("a", n=[1]))]', 'run("a", n=[1])'),
+        (
+            "gemma4",
+            GEMMA.format('{command:call:run{a:<|"|>b<|"|>,n:[1]}}'),
+            'call:run{a:"b",n:[1]}',
+        ),
+        ("harmony", HARMONY.format("bash", r'"{\"command\": \"ls\"}"'), "ls"),
+        ("gemma4", '<|tool_call>call:tool:bash{command:<|"|>ls<|"|>}<tool_call|>', "ls"),
+    ],
+)
+async def test_what_stands_in_place_of_a_value_is_text(parser, text, value):
+    reply = await reply_to(parser, text, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": value})], "")
+
+
+@pytest.mark.parametrize("between", ["; ", "\n"])
+async def test_a_bare_call_of_another_tool_costs_no_call_after_it(between):
+    other = '{"name": "rm", "parameters": {"path": "/"}}'
+    text = f'{other}{between}{{"name": "bash", "parameters": {{"command": "ls"}}}}'
+    reply = await reply_to("llama3_json", text, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": "ls"})], other)
+
+
+async def test_code_that_writes_a_call_is_a_value():
+    parameter = '<parameter name="command">{}</parameter>'
+    code = 'print("<invoke name=\\"bash\\">{}</invoke></dots_function_call>")\n'.format(
+        parameter.replace('"', '\\"').format("ls")
+    )
+    call = f'<invoke name="bash">{parameter.format(code)}</invoke>'
+    reply = await reply_to("dots3", f"<dots_function_call>{call}</dots_function_call>", [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": code})], "")
+
+
 async def test_gemma_3_calls_in_python_in_a_fence():
     text = 'So:\n```tool_code\nprint(default_api.bash(command="ls"))\n```'
     reply = await reply_to("hermes_json", text, [BASH])

@@ -199,7 +199,7 @@ def _head_pieces(head: Template, name_piece: Piece | None = None) -> Iterator[Pi
     yield from _pieces_after_name(head[name + 1 :])
     if named is QUOTED_NAME:
         yield SPACE
-        yield ahead("{")
+        yield ahead("{", '"')
 
 
 def _holds_name(part: Part) -> bool:
@@ -219,7 +219,7 @@ def _pieces_after_name(rest: Template) -> Iterator[Piece]:
             yield choice(sequence(*_spaced(marker)), ahead("{"))
     if not has_marker:
         yield SPACE
-        yield ahead("{", FENCE[0])
+        yield ahead("{", '"', FENCE[0])
 
 
 def _spaced(text: str) -> Iterator[Piece]:
@@ -369,11 +369,13 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         call=_pattern(call, dialect),
         odd_call=partial(_odd_pattern, call, dialect),
         unmarked_call=_unmarked_pattern(call, dialect),
+        quoted_call=_quoted_pattern(call, dialect),
         call_begin=text_of(call[:1]),
         call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
         odd_parameter=partial(_odd_pattern, begin, dialect),
         unmarked_parameter=_unmarked_pattern(begin, dialect),
+        quoted_parameter=_quoted_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
         unopened_parameter=_unopened_pattern(call, begin) if ends.key_end else None,
         key_end=ends.key_end,
@@ -410,6 +412,25 @@ def _unmarked_pattern(head: Template, dialect: Tags) -> Pattern | None:
     first, *rest = head
     plain = without_mark(str(first))
     return None if plain == first else _pattern((plain, *rest), dialect)
+
+
+_ESCAPED_QUOTE = (any_of(r"\\"), choice(fixed('"'), fixed("'")))
+
+
+def _quoted_pattern(head: Template, dialect: Tags) -> Pattern | None:
+    """Return the pattern of a tag with attributes in a string of code, which escapes quotes."""
+    if not str(head[0]).endswith(ATTRIBUTE_BEGIN):
+        return None
+    start, _, name_key = str(head[0]).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")
+    name = any_of(r"[^\s\"'<>\\]", group="name")
+    others = any_of(r"[^<>\n]", least=0)
+    return Pattern(
+        (
+            *(*_after_markers(start, dialect), SPACE, fixed(f"{name_key}=")),
+            *(*_ESCAPED_QUOTE, name, *_ESCAPED_QUOTE, others),
+            fixed(str(head[-1]).strip().removeprefix('"')),
+        )
+    )
 
 
 def _unopened_pattern(call: Template, begin: Template) -> Pattern:

@@ -12,7 +12,7 @@ from backend.output.readers.patterns import (
     after_space,
     span_end,
 )
-from backend.output.readers.reader import NotACallError
+from backend.output.readers.reader import MAX_NAME_CHARS, NotACallError
 from backend.output.readers.typed_values import (
     NOT_A_STRING,
     STRING,
@@ -73,6 +73,8 @@ _LONG_QUOTE = 3
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"\w")
 _NULLS = ("null", "none")
+_INNER_NAME = re.compile(r"[^\W\d][\w.:-]*")
+_INNER_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _LETTERS = re.compile(r"[rRbBfFuU]{0,2}")
 _PREFIX = re.compile(r"""(?:[rR][bBfF]?|[bBfF][rR]?|[uU])(?=["'])""")
 _LITERAL = r"""[rRbBfFuU]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
@@ -164,6 +166,9 @@ class LiteralValue:
         self._last = ""
         self._writer = ValueWriter(STRING)
         self._bare: list[str] = []
+        # Of a call inside a value: its brackets, and the quote of a string in it.
+        self._inner_closers: list[str] = []
+        self._inner_quote = ""
         self.is_complete = False
 
     @property
@@ -489,6 +494,10 @@ class LiteralValue:
         """Collect a value without quotes; its type is known at its end."""
         pattern = self._syntax.bare_key if self._is_key else self._syntax.bare
         end = span_end(pattern, text, position)
+        if (bracket := self._inner_call_at(text, position, end)) >= 0:
+            self._bare.append(text[position:bracket])
+            self._step = self._in_inner_call
+            return "", bracket
         self._bare.append(text[position:end])
         if end == len(text):
             return "", end if end > position else UNDECIDED
@@ -508,6 +517,65 @@ class LiteralValue:
         piece = json_string(raw) if is_text else self._bare_value(raw)
         self._end_value()
         return piece, end
+
+    def _inner_call_at(self, text: str, position: int, end: int) -> int:
+        """Return the position of the bracket of a call that is the value, or a negative number."""
+        bracket = text.find("(", position, min(end + 1, len(text)))
+        has_brace = self._syntax.has_bare_text and text.startswith("{", end)
+        bracket = end if bracket < 0 and has_brace else bracket
+        if bracket < 0 or self._is_key or len(self._bare) > MAX_NAME_CHARS:
+            return REFUTED
+        name = "".join((*self._bare, text[position:bracket]))
+        return bracket if _INNER_NAME.fullmatch(name) else REFUTED
+
+    def _in_inner_call(self, text: str, position: int) -> tuple[str, int]:
+        """Collect a call in place of a value, as text; no tool runs for it."""
+        if position == len(text):
+            return "", UNDECIDED
+        if self._inner_quote:
+            return "", self._in_inner_string(text, position)
+        quote, end = self._quote_at(text, position)
+        if end == UNDECIDED:
+            return "", UNDECIDED
+        if quote:
+            self._inner_quote = quote
+            self._bare.append('"' if quote.startswith("<") else quote)
+            return "", end
+        over = self._over_at(position)
+        if over != REFUTED:
+            return self._lost_inner_call(position) if over >= 0 else ("", over)
+        char = text[position]
+        self._bare.append(char)
+        if char in _INNER_BRACKETS:
+            self._inner_closers.append(_INNER_BRACKETS[char])
+        elif char == self._inner_closers[-1]:
+            self._inner_closers.pop()
+        if not self._inner_closers:
+            # More text may follow, up to a comma or a bracket.
+            self._step = self._in_bare
+        return "", position + 1
+
+    def _in_inner_string(self, text: str, position: int) -> int:
+        """Collect a piece of a string of the call, and return the position after it."""
+        quote = self._inner_quote
+        end = after(text, position, quote)
+        if end == UNDECIDED:
+            return UNDECIDED
+        if end >= 0:
+            self._inner_quote = ""
+            self._bare.append('"' if quote.startswith("<") else quote)
+            return end
+        is_escape = text[position] == "\\" and not quote.startswith("<")
+        end = span_end(self._syntax.plain, text, position)
+        end = position + 1 + is_escape if end == position else end
+        if end > len(text):
+            return UNDECIDED
+        self._bare.append(text[position:end])
+        return end
+
+    def _lost_inner_call(self, position: int) -> tuple[str, int]:
+        self._inner_closers.clear()
+        raise NotACallError(position)
 
     def _bare_text_ends_at(self, text: str, position: int) -> int:
         """Match text that may follow a text without quotes, which may have commas and brackets."""

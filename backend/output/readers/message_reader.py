@@ -523,7 +523,9 @@ class MessageReader(SteppingReader):
 
     def _before_arguments(self, position: int) -> int:
         start, frames = self._skip_space(position), self._frames
-        if self._buffer.startswith("{", start):
+        if self._buffer[start:] == '"':
+            return UNDECIDED
+        if self._buffer.startswith(("{", '"{'), start):
             self._open_inner(_JsonBodyReader(self._nested_context(""), self._tool, frames.frames))
             return start
         if start < len(self._buffer):

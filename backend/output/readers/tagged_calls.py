@@ -48,11 +48,13 @@ class TaggedDialect:
         call: The beginning of a call, up to its arguments.
         odd_call: The same, for those of some names that `call` does not read.
         unmarked_call: The beginning of a call without the mark of its family.
+        quoted_call: The beginning of a call in a string of code, if its quotes are escaped there.
         call_begin: The text that begins every call.
         call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
         odd_parameter: The same, for those of some names that `parameter` does not read.
         unmarked_parameter: The beginning of an argument without the mark of its family.
+        quoted_parameter: The beginning of an argument in a string of code.
         parameter_begin: The text that begins every argument.
         unopened_parameter: The beginning of a first argument that lacks its tag, or has that of a
             call in its place, in dialects with a tag after the key.
@@ -82,6 +84,8 @@ class TaggedDialect:
     parameter_begin: str
     parameter_end: str
     unopened_parameter: Pattern | None = None
+    quoted_call: Pattern | None = None
+    quoted_parameter: Pattern | None = None
     key_end: str = ""
     value_begin: str = ""
     block_ends: tuple[str, ...] = ()
@@ -465,11 +469,13 @@ class TaggedReader(_TagLookahead):
         if end != REFUTED:
             self._doubt.depth -= end >= 0
             return end
-        begin = self._dialect.call.match(self._buffer, line).end
+        begin = first_match(self._buffer, line, self._dialect.call, self._dialect.quoted_call).end
         inside = after_space(self._buffer, begin) if begin >= 0 else begin
         if inside < 0:
             return inside
-        goes_on = either(self._marked_at(inside).end, after(self._buffer, inside, call_end))
+        parameter = (self._odd_parameter, self._dialect.parameter, self._dialect.quoted_parameter)
+        argument = first_match(self._buffer, inside, *parameter).end
+        goes_on = either(argument, after(self._buffer, inside, call_end))
         self._doubt.depth += goes_on >= 0
         return begin if goes_on >= 0 else goes_on
 

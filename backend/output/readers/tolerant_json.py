@@ -38,6 +38,8 @@ _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
 # Python's long one, and one that is escaped where no string is open.
 ODD_QUOTES = ('"""', '\\"', '"', "'")
+# Escapes of Python, in single quotes, that JSON lacks.
+_PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U00(0[0-9a-fA-F]{5}|10[0-9a-fA-F]{4})|.)")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # What may follow a string, besides the closing bracket of the value around it.
 _NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
@@ -110,6 +112,11 @@ def _unescaped(raw: str) -> str:
         return str(json.loads(f'"{raw}"', strict=False))
     except ValueError:
         return ""
+
+
+def _unescaped_in_python(escape: re.Match[str]) -> str:
+    digits = escape[1] or escape[2]
+    return json_string(chr(int(digits, 16)))[1:-1] if digits else escape[0]
 
 
 def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str = "}") -> Repaired:
@@ -286,7 +293,9 @@ class _Reader:
         if quote != '"':
             self.reasons.append(f"strings in {quote}")
         raw = self._text[begin:end]
-        return json_string(raw) if quote.startswith("<") else self._as_json(raw)
+        if quote.startswith("<"):
+            return json_string(raw)
+        return self._as_json(_PYTHON_ESCAPE.sub(_unescaped_in_python, raw) if "'" in quote else raw)
 
     def _may_end(self, begin: int, end: int, quote: str, *, is_key: bool) -> bool:
         slashes = end
