@@ -50,6 +50,8 @@ _NAMED = re.compile(
     r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""
     r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
 )
+# Repairs of an object that Python would read.
+_OF_PYTHON = ("strings in", "a Python constant")
 _CLOSERS = re.compile(r"\s*\)")
 # Arguments may be an object, or that with the stars that unpack it.
 _OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
@@ -224,7 +226,8 @@ def _call_of(
     if (text := _text_in(given)) is not None:
         given = _object_in(text) if text.strip() else "null"
     is_missing = given == "null" or not (given or is_doubtful or found.is_open)
-    if is_missing and fields.keys() <= _CALL_KEYS:
+    is_sound = all(each.startswith(_OF_PYTHON) for each in found.reasons)
+    if is_missing and is_sound and fields.keys() <= _CALL_KEYS:
         given = "{}"
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
         return None
@@ -243,19 +246,6 @@ def _members_beside(fields: Mapping[str, str], name: str, names: Names) -> str:
 def _text_in(value: str) -> str | None:
     """Return the text of a JSON string, or `None` for another value."""
     return str(json.loads(value)) if value.startswith('"') else None
-
-
-def _without_begun_object(text: str) -> str:
-    """Return objects in JSON without the one that is cut off after them, if any."""
-    decoder = json.JSONDecoder()
-    end = begin = 0
-    while text.startswith("{", begin):
-        try:
-            _, end = decoder.raw_decode(text, begin)
-        except (ValueError, RecursionError):
-            break
-        begin = len(text) - len(text[end:].lstrip(_BETWEEN))
-    return text[:end] if end and text[begin : begin + 1] in ("", "{") else text
 
 
 def _object_in(text: str) -> str:
@@ -403,7 +393,7 @@ _PUNCTUATION = " \n\t}])>,;`"
 _BETWEEN = " \n\t,;[]"
 # The name of a call may be a key, which has no part in the text before it.
 _BEGUN_KEY = re.compile(r"\{\s*\"\Z")
-# A call in a bare list or line of them; other values may be data, whose strings quote a call.
+# A list of values, whose strings may quote a call.
 _LISTED_CALL = sequence(
     *(fixed("{"), spaced('"name"'), spaced(":"), SPACE),
     *(Piece(r'"[^"\\]{1,64}"', r'"[^"\\]{0,64}"?'), spaced(",")),
@@ -481,8 +471,7 @@ class RepairReader:
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""
         if self._has_others:
-            if truncated:
-                self.held = _without_begun_object(self._markup.settled(self.held))
+            self.held = self._markup.settled(self.held) if truncated else self.held
             end = len(self.held) if truncated else self._last_end()
             return self._beside_others(end, is_last=end == len(self.held))
         if truncated:
@@ -519,17 +508,16 @@ class RepairReader:
         """The text where the first call begins; nothing where no call of another tool counts."""
         context = self._context
         is_marked = context.opener in self._format.openers or self._is_after_call
-        is_whole = self._is_after_call or context.opener == "{"
-        opener = "" if is_whole else context.opener
+        opener = "" if self._is_after_call else context.opener
         body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
-        # Bare data may have names too.
+        # A bare list of data may have names too.
         is_listed = self._is_bare and (_LISTED.match(body) or self._may_be_listed(body))
         return body if is_marked or is_listed else ""
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the block is an object or a list of objects without a marker."""
-        return self._context.opener in ("{", "[")
+        """Whether the block is a list of objects without a marker."""
+        return self._context.opener == "["
 
     def _is_undecided(self) -> bool:
         is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
@@ -671,8 +659,7 @@ class RepairReader:
 
     def _text_between(self, text: str) -> str:
         """Return the text of calls of other tools, without the markers of their block."""
-        # The brace of a bare object is its own.
-        text = text if self._context.opener == "{" else text.removeprefix(self._context.opener)
+        text = text.removeprefix(self._context.opener)
         marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
         text = _BEGUN_KEY.sub("", self._markup.without_strays(text).rstrip()).strip(_BETWEEN)
         while mark := next(filter(text.endswith, marks), ""):

@@ -243,14 +243,6 @@ async def test_what_stands_in_place_of_a_value_is_text(parser, text, value):
     assert (called(reply), reply.content) == ([("bash", {"command": value})], "")
 
 
-@pytest.mark.parametrize("between", ["; ", "\n"])
-async def test_a_bare_call_of_another_tool_costs_no_call_after_it(between):
-    other = '{"name": "rm", "parameters": {"path": "/"}}'
-    text = f'{other}{between}{{"name": "bash", "parameters": {{"command": "ls"}}}}'
-    reply = await reply_to("llama3_json", text, [BASH])
-    assert (called(reply), reply.content) == ([("bash", {"command": "ls"})], other)
-
-
 async def test_code_that_writes_a_call_is_a_value():
     parameter = '<parameter name="command">{}</parameter>'
     code = 'print("<invoke name=\\"bash\\">{}</invoke></dots_function_call>")\n'.format(
