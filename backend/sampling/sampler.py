@@ -144,6 +144,11 @@ def _penalties() -> NDArray[np.float32]:
     return np.where(bits, np.float32(0), np.float32(-np.inf))
 
 
+# Larger than any logit: a penalty or bias beyond it decides no more, and infinity under a mask is
+# not a number.
+_BEYOND_LOGITS = 1e20
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """A row's penalties, and the tokens in its KV cache.
@@ -266,15 +271,16 @@ class LogitsAdjuster:
             ids[row, : len(own)] = own
         self._touched = mx.array(ids)
         params = [h.params for h in self._histories]
+        limit = _BEYOND_LOGITS
         self._penalties = [
-            mx.array(values)[:, None]
-            for values in (
-                [p.repetition_penalty for p in params],
-                [p.presence_penalty for p in params],
-                [p.frequency_penalty for p in params],
+            mx.clip(mx.array(values), low, limit)[:, None]
+            for low, values in (
+                (1.0 / limit, [p.repetition_penalty for p in params]),
+                (-limit, [p.presence_penalty for p in params]),
+                (-limit, [p.frequency_penalty for p in params]),
             )
         ]
-        self.counts, self._bias = mx.array(counts), mx.array(bias)
+        self.counts, self._bias = mx.array(counts), mx.clip(mx.array(bias), -limit, limit)
 
     def _counted(
         self, counts: mx.array, inputs: mx.array, fed: Sequence[Sequence[int]] = (), place: int = 0

@@ -123,6 +123,18 @@ async def test_no_thought_comes_before_the_structure_when_thinking_is_off(shared
         assert not reply.reasoning
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_no_penalty_or_bias_leads_out_of_a_grammar(shared, tiny_models, temperature):
+    async with shared(tiny_models("llama")) as backend:
+        for odd in (
+            {"Penalty": 1e-45},
+            {"LogitBias": '{"1": 3.4e38}', "FrequencyPenalty": -3.4e38},
+        ):
+            request = raw("ba", Grammar='root ::= "yes" | "no"', Temperature=temperature, **odd)
+            # A thought may come first, and take all tokens.
+            assert (await stream(backend.stub, request)).content in ("yes", "no", "")
+
+
 @pytest.mark.parametrize("grammar", ["", 'root ::= "\\"" [a-z]* "\\""'], ids=["alone", "hosts"])
 async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models, grammar):
     metadata = {"json_schema": json.dumps({"enum": ["red", "green"]})}

@@ -51,6 +51,24 @@ def test_the_whole_prompt_counts_as_seen():
     assert [i for i, x in enumerate(out) if x < 0] == [1, 2, 3]
 
 
+HUGE = 3.4e38
+
+
+@pytest.mark.parametrize("repetition", [1e-45, 1.0, HUGE])
+@pytest.mark.parametrize("frequency", [-HUGE, 0.0, HUGE])
+@pytest.mark.parametrize("presence", [-HUGE, HUGE])
+def test_no_penalty_or_bias_makes_a_logit_that_is_no_number(repetition, frequency, presence):
+    params = SamplingParams(
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias={1: HUGE, 2: -HUGE, 3: HUGE},
+    )
+    adjuster = LogitsAdjuster([History(params, [1, 1, 2, 2, 4, 4], 6)], VOCAB)
+    out = adjuster.adjust(mx.array([[1.0, -1.0] * (VOCAB // 2)]), mx.array([4]))
+    assert np.isfinite(np.array(out)).all()
+
+
 def test_rows_that_did_not_ask_are_left_alone():
     histories = [
         History(SamplingParams(), [1], 1),
