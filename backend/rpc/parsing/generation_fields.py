@@ -211,7 +211,8 @@ def _prompt(request: pb.PredictOptions) -> str:
         return request.Prompt
     if request.UseTokenizerTemplate:
         raise InvalidRequestError("Messages", "is empty, and so is Prompt")
-    raise InvalidRequestError("Prompt", "is empty")
+    unread = ", and Messages are read with UseTokenizerTemplate only" if request.Messages else ""
+    raise InvalidRequestError("Prompt", f"is empty{unread}")
 
 
 def _request_id(correlation_id: str) -> str:

@@ -163,7 +163,7 @@ def test_an_unset_penalty_window_is_the_whole_text(repeat):
         ({"TopLogprobs": MAX_TOP_LOGPROBS + 1}, "TopLogprobs: must be between 0 and 20, not 21"),
         ({"Images": ["aGk=", ""]}, "Images[1]: is empty"),
         ({"Prompt": ""}, "Prompt: is empty"),
-        ({"Prompt": "", "Messages": [USER]}, "Prompt: is empty"),
+        ({"Prompt": "", "Messages": [USER]}, "Prompt: is empty, and Messages are read with Use"),
         ({"Prompt": "", "UseTokenizerTemplate": True}, "Messages: is empty, and so is Prompt"),
         (
             {"UseTokenizerTemplate": True, "Messages": [USER, pb.Message(content="x")]},
