@@ -371,10 +371,15 @@ DEFAULT_TUNING = TuningOptions()
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter directory in mlx-lm's format, and the factor on its own scale."""
+    """A LoRA adapter directory in mlx-lm's format, and the factor on its own scale.
+
+    Attributes:
+        field: The one that names it, for errors.
+    """
 
     path: str
     scale: float = 1.0
+    field: str = field(default="LoraAdapter", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,10 @@ class BackendError(Exception):
         return twin
 
 
+TEXT_FIELD = "Prompt"
+"""Named by an error of a text's tokens where its field is unknown."""
+
+
 class InvalidRequestError(BackendError):
     """A field of a request is absent, malformed or out of range."""
 

@@ -225,7 +225,7 @@ def identity_mismatch(request: object, loaded: str) -> str:
     wanted = getattr(request, IDENTITY_FIELD, "")
     if not wanted or not loaded or wanted == loaded:
         return ""
-    return f"model identity mismatch: {wanted!r} was asked for, {loaded!r} is loaded"
+    return f"model identity mismatch: ModelIdentity is {wanted!r}, and {loaded!r} is loaded"
 
 
 class ModelIdentityInterceptor(grpc.aio.ServerInterceptor):

@@ -15,7 +15,7 @@ from backend.core.model import ModelCard
 from backend.core.prompt import PreparedMedium
 from backend.core.request import ComputeRequest, GenerationRequest, ResultT
 from backend.core.step import Steps
-from backend.engine.distributed.topology import require_parts
+from backend.engine.distributed.topology import group_size, require_parts
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Expect,
@@ -35,12 +35,16 @@ from backend.errors import (
     RequestCancelledError,
     ShuttingDownError,
     UnreadableTokenizerError,
+    UnsupportedError,
 )
 from backend.model.checkpoint.config_file import draft_options, read_config
-from backend.model.checkpoint.gate import named_draft, require_loadable, require_possible
+from backend.model.checkpoint.gate import named, require_loadable, require_possible
 from backend.model.checkpoint.hub import locate, rooted
 from backend.model.loaded import LoadedModel
 from common.process import in_own_thread
+
+# After these the previous model is loaded again.
+_REFUSALS = (InvalidRequestError, LoadError, UnsupportedError)
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +341,7 @@ class Engine(Generic[HandleT]):
             text.cancel()
             if self._model is None:
                 await self._supervisor.end(RequestCancelledError("loading the model failed"))
-                if previous is not None and isinstance(error, LoadError | InvalidRequestError):
+                if previous is not None and isinstance(error, _REFUSALS):
                     told = await self._come_back(previous)
                     if isinstance(error, LoadError):
                         raise type(error)(f"{error}. {told}") from error
@@ -384,7 +388,7 @@ class Engine(Generic[HandleT]):
         draft = draft_options(options)
         if draft is None:
             return replace(options, tuning=options.tuning.updated(draft_model=None))
-        with named_draft():
+        with named("draft_model"):
             directory = (await self._locate(draft)).absolute()
         return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
@@ -417,6 +421,9 @@ class Engine(Generic[HandleT]):
 def _require_loadable(options: ModelOptions, directory: Path) -> None:
     require_loadable(options, directory)
     require_parts(options.tuning, read_config(directory))
+    if options.adapters and group_size(options.tuning) > 1:
+        problem = "a model on several processes takes no adapters"
+        raise InvalidRequestError(options.adapters[0].field, problem)
 
 
 def _load_was_ended() -> LoadCancelledError:

@@ -13,12 +13,12 @@ from backend.engine.trials.draft_model import foresee_draft
 from backend.engine.trials.pass_costs import foresee
 from backend.model.checkpoint.config_file import read_config
 from backend.model.checkpoint.expert_store import read_rate
+from backend.model.checkpoint.gate import tokenizer_directory
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.encoder import is_encoder
 from backend.model.experts import layers_of_experts
 from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
-from backend.model.text.hf_tokenizer import tokenizer_directory
 from backend.model.text.tokenizer_file import TOKENIZER_FILE
 
 KV_WIDTHS = (None, 8, 4)

@@ -90,7 +90,8 @@ def _require_quantised(directory: Path) -> None:
     if not any(name.endswith(".scales") for name in weights):
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         size = config.get("quantization", {}).get("group_size")
-        raise UnsupportedError(f"no layer of this model divides into groups of {size} weights")
+        field = 'extra_options["group_size"]'
+        raise UnsupportedError(f"{field}: no layer divides into groups of {size} weights")
 
 
 def _weights_bytes(directory: Path) -> int:

@@ -310,7 +310,8 @@ def _biases(path: Path) -> PathBiases:
 def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, Any]) -> None:
     """Refuse options and settings that the family's code would silently ignore."""
     if options.adapters:
-        raise LoadError("LoRA adapters need a decoder, and this is an encoder")
+        field = options.adapters[0].field
+        raise LoadError(f"{field}: adapters need a decoder, and this is an encoder")
     for key, fixed in family.fixed.items():
         if (asked := _setting(config, key, fixed)) != fixed:
             raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")

@@ -30,6 +30,7 @@ from backend.pipeline.served_model import (
     ServedModel,
     require_bounded,
     require_decoder,
+    tokenised_as,
 )
 
 _DIGITS = 4
@@ -71,7 +72,7 @@ async def decide(call: ScoreCall, model: ServedModel, engine: ComputeEngine) -> 
         model=model,
     )
     request = await worker_pool.run(
-        partial(form.request, question),
+        partial(_request, form, question),
         size_bytes=len(call.prompt) + sum(map(len, call.candidates)),
     )
     reading = form.read(question, await _result(request, model, engine))
@@ -80,6 +81,11 @@ async def decide(call: ScoreCall, model: ServedModel, engine: ComputeEngine) -> 
     spent_ms = (time.monotonic() - started) * 1000.0
     log.info("decision prompt_tokens=%d ms=%.0f", count, spent_ms)
     return _verdict(question, form, reading)
+
+
+def _request(form: Form, question: Question) -> DecideRequest | ScoreRequest:
+    with tokenised_as("prompt"):
+        return form.request(question)
 
 
 async def _result(

@@ -21,7 +21,12 @@ from backend.core.scoring import (
 from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from backend.pipeline import worker_pool
 from backend.pipeline.extraction import PlacedSpan, extract
-from backend.pipeline.served_model import ComputeEngine, ServedModel, require_bounded
+from backend.pipeline.served_model import (
+    ComputeEngine,
+    ServedModel,
+    require_bounded,
+    tokenised_as,
+)
 from common.rpc import require_caller
 
 if TYPE_CHECKING:
@@ -97,7 +102,8 @@ def _require_known(labels: Sequence[str], profile: TagProfile) -> None:
 
 def _tokens(text: str, model: ServedModel) -> list[PlacedToken]:
     require_bounded("text", text, model)
-    return model.tokenizer.placed(text)
+    with tokenised_as("text"):
+        return model.tokenizer.placed(text)
 
 
 async def _logprobs(

@@ -14,7 +14,12 @@ from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS
 from backend.core.scoring import ClassifyCall, ExtractRequest, Span
 from backend.errors import InvalidRequestError
 from backend.pipeline import worker_pool
-from backend.pipeline.served_model import ComputeEngine, ServedModel, require_bounded
+from backend.pipeline.served_model import (
+    ComputeEngine,
+    ServedModel,
+    require_bounded,
+    tokenised_as,
+)
 from common.rpc import require_caller
 
 # The parts of a schema, and the share of the context that it may take.
@@ -115,7 +120,8 @@ def _words(text: str, schema: _Schema, model: ServedModel) -> list[_Word]:
         word = match.group()[: MAX_CHARS_PER_TOKEN * room].lower()
         if word not in known:
             unknown = [model.tokenizer.hf.unk_token_id]
-            token_ids = model.tokenizer.encode(word, adds_special=False) or unknown
+            with tokenised_as("text"):
+                token_ids = model.tokenizer.encode(word, adds_special=False) or unknown
             known[word] = token_ids[:room]
         words.append(_Word(match.start(), match.end(), known[word]))
     return words

@@ -30,6 +30,7 @@ from backend.pipeline.served_model import (
     require_bounded,
     require_fit,
     require_possible_fit,
+    tokenised_as,
 )
 from common.rpc import require_caller
 
@@ -242,7 +243,8 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
     """Return the tokens of a prompt, with its media and boundaries located."""
     expanded = _expand_all(written.text, media)
     require_possible_fit(written.field, unguarded(expanded.text), model)
-    token_ids = _encode(expanded.text, model, is_raw=written.is_raw)
+    with tokenised_as(written.field):
+        token_ids = _encode(expanded.text, model, is_raw=written.is_raw)
     if not token_ids:
         raise InvalidRequestError(written.field, "is empty")
     require_fit(written.field, token_ids, model, reply_tokens=1)
@@ -270,7 +272,8 @@ def plain_token_ids(field: str, text: str, media: PlacedMedia, model: ServedMode
     """
     expanded = _expand_all(text, media)
     require_bounded(field, unguarded(expanded.text), model)
-    return model.tokenizer.encode_packed(expanded.text, adds_special=False)
+    with tokenised_as(field):
+        return model.tokenizer.encode_packed(expanded.text, adds_special=False)
 
 
 def _encode(text: str, model: ServedModel, *, is_raw: bool) -> Sequence[int]:

@@ -41,6 +41,7 @@ from backend.pipeline.served_model import (
     require_fit,
     require_ids,
     require_possible_fit,
+    tokenised_as,
 )
 from common.rpc import require_caller
 
@@ -85,11 +86,12 @@ def _token_ids(call: EmbeddingCall, model: ServedModel, *, truncates: bool) -> l
         require_fit("EmbeddingTokens", given, model)
         return given
     token_ids: Sequence[int]
-    if truncates:
-        token_ids = _truncated(call.text, model)
-    else:
-        require_possible_fit("Embeddings", call.text, model)
-        token_ids = model.tokenizer.encode_packed(call.text, adds_special=True)
+    with tokenised_as("Embeddings"):
+        if truncates:
+            token_ids = _truncated(call.text, model)
+        else:
+            require_possible_fit("Embeddings", call.text, model)
+            token_ids = model.tokenizer.encode_packed(call.text, adds_special=True)
     if not token_ids:
         raise InvalidRequestError("Embeddings", "is empty")
     if len(token_ids) > MAX_TOKEN_IDS:
@@ -162,7 +164,8 @@ def _wholes(call: ScoreCall, model: ServedModel) -> Iterator[list[int]]:
     for field, candidate in zip(["prompt", *fields], ["", *call.candidates], strict=True):
         require_caller()
         require_possible_fit(field, call.prompt + candidate, model)
-        token_ids = model.tokenizer.encode_prompt(call.prompt + candidate)
+        with tokenised_as(field):
+            token_ids = model.tokenizer.encode_prompt(call.prompt + candidate)
         require_fit(field, token_ids, model)
         yield token_ids
 
@@ -270,13 +273,16 @@ def _pairs(call: RerankCall, model: ServedModel) -> Iterator[TokenPair]:
     """Yield the query paired with each document, truncated if the options say so."""
     encode = model.tokenizer.encode_pair
     require_bounded("query", call.query, model)
-    require_fit("query", encode(call.query, "")[0], model)
+    with tokenised_as("query"):
+        require_fit("query", encode(call.query, "")[0], model)
     limit = model.card.context_length if model.tuning.retrieval.truncate else None
     for i, document in enumerate(call.documents):
         require_caller()
-        require_bounded(f"documents[{i}]", document, model)
-        token_ids, segment_ids = encode(call.query, document, limit=limit)
-        require_fit(f"documents[{i}]", token_ids, model)
+        field = f"documents[{i}]"
+        require_bounded(field, document, model)
+        with tokenised_as(field):
+            token_ids, segment_ids = encode(call.query, document, limit=limit)
+        require_fit(field, token_ids, model)
         yield TokenPair(tuple(token_ids), tuple(segment_ids))
 
 
@@ -331,7 +337,8 @@ def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> Itera
     head, tail = (encode(text, adds_special=False) for text in (phrasing.head, phrasing.tail))
     require_possible_fit("query", call.query, model)
     query = model.guard.text(call.query)
-    question = encode(phrasing.question.format(query=query, document=""), adds_special=False)
+    with tokenised_as("query"):
+        question = encode(phrasing.question.format(query=query, document=""), adds_special=False)
     require_fit("query", [*head, *question, *tail], model)
     room = (model.card.context_length or math.inf) - len(head) - len(tail)
     truncates = model.tuning.retrieval.truncate
@@ -342,7 +349,8 @@ def _prompts(call: RerankCall, phrasing: _Phrasing, model: ServedModel) -> Itera
         require_bounded(field, unguarded(text), model)
         if not truncates:
             require_possible_fit(field, unguarded(text), model)
-        body = encode(text, adds_special=False)
+        with tokenised_as(field):
+            body = encode(text, adds_special=False)
         if truncates and len(body) > room:
             body = body[: int(room)]
         prompt = [*head, *body, *tail]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, assert_never
 
@@ -13,7 +13,12 @@ from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
 from backend.core.request import ComputeRequest, GenerationCall, GenerationRequest, ResultT
 from backend.core.step import Steps
-from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from backend.errors import (
+    TEXT_FIELD,
+    ContextLengthError,
+    InvalidRequestError,
+    UnsupportedError,
+)
 from backend.formats.format import FormatEvidence
 from backend.formats.registry import TASK_MARKS, TURN_STARTS
 from backend.model.text.guard import NO_GUARD, Guard, Marks
@@ -180,6 +185,18 @@ def require_possible_fit(field: str, text: str, model: ServedModel) -> None:
         if least > limit:
             raise ContextLengthError.beyond(field, f"at least {least} tokens do not fit", limit)
     require_bounded(field, text, model)
+
+
+@contextmanager
+def tokenised_as(field: str) -> Iterator[None]:
+    """Name the field of a text that cannot be tokenised; the tokenizer takes all for prompts."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.field != TEXT_FIELD:
+            raise
+        problem = str(error).removeprefix(f"{TEXT_FIELD}: ")
+        raise InvalidRequestError(field, problem) from error
 
 
 def require_decoder(call: str, model: ServedModel) -> None:

@@ -54,7 +54,7 @@ from backend.rpc.host_rules import (
 from backend.rpc.parsing.checks import require_at_most, require_path
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
 from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
-from backend.rpc.parsing.load_options import model_options
+from backend.rpc.parsing.load_options import model_named, model_options
 from backend.rpc.parsing.scoring_fields import (
     classify_call,
     classify_response,
@@ -312,7 +312,8 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
         """Load a model; a caller that leaves cancels the load."""
-        with self._clearing_up(), _failure_logged(request.Model or request.ModelFile):
+        name = request.Model or request.ModelFile
+        with self._clearing_up(), model_named(request), _failure_logged(name):
             options = model_options(request, self._defaults)
             self.models_dir = str(options.models_dir or "")
             if await in_own_thread(is_load_for_jobs, options):

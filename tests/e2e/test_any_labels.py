@@ -193,4 +193,4 @@ async def test_a_tokenizer_without_the_marks_is_refused(shared, extractor, tmp_p
         (copy / file).write_text(text, encoding="utf-8")
     async with shared() as backend:
         code, details = await code_of(backend.load(copy))
-    assert (code, details) == (CODE.INVALID_ARGUMENT, "the tokenizer has no [SEP_TEXT]")
+    assert (code, details) == (CODE.INVALID_ARGUMENT, "Model: the tokenizer has no [SEP_TEXT]")

@@ -102,7 +102,7 @@ async def test_a_value_that_no_model_has_is_told_with_its_field(
     async with served() as backend:
         code, details = await code_of(backend.load(directory))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details.startswith(f"{path}: {field} is {repr(value)[:50]}")
+        assert details.startswith(f"Model: {path}: {field} is {repr(value)[:50]}")
         assert len(details) < len(str(path)) + 300
         assert (await backend.load(tiny_models("llama"))).success
 

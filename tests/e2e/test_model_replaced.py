@@ -20,7 +20,7 @@ from adapters import write_adapter
 from serving import code_of, served, stream
 from waiting import until
 
-from backend.config import INLINE_REQUEST_BYTES
+from backend.config import INLINE_REQUEST_BYTES, TuningOptions
 from backend.pb import backend_pb2 as pb
 from backend.pipeline import worker_pool
 from scripts.tiny_encoders import build_cross_encoder
@@ -167,6 +167,11 @@ def with_adapter(directory, **parameters):
     config.write_text(json.dumps(written))
 
 
+def with_tokenizer_that_waits(directory):
+    (directory / "other").mkdir()
+    with_pipe("tokenizer_config.json")(directory / "other")
+
+
 def filled(value, directory):
     """Return the value of a field with the directory in the place of braces."""
     if isinstance(value, list):
@@ -174,6 +179,7 @@ def filled(value, directory):
     return value.format(directory) if isinstance(value, str) else value
 
 
+NAMES = {*pb.ModelOptions.DESCRIPTOR.fields_by_name, *TuningOptions().by_name()}
 NEVER = {
     "a pattern without end": (
         with_pattern(r"(\w+\s?)*$"),
@@ -187,7 +193,41 @@ NEVER = {
     "a tokenizer that is none": (with_text("tokenizer.json", "{}"), {}, ""),
     "a pipe": (with_pipe("generation_config.json"), {}, "is not a regular file"),
     "deep JSON": (with_text("special_tokens_map.json", "[" * 5000 + "]" * 5000), {}, "levels deep"),
-    "no adapter": (lambda _: None, {"LoraAdapter": "nowhere"}, "nowhere does not exist"),
+    "no adapter": (
+        lambda _: None,
+        {"LoraAdapter": "nowhere"},
+        "LoraAdapter: nowhere does not exist",
+    ),
+    "one of two adapters": (
+        with_adapter,
+        {"LoraAdapters": ["{}/adapter", "nowhere"]},
+        "LoraAdapters[1]: nowhere does not exist",
+    ),
+    "adapters on several processes": (
+        with_adapter,
+        {"LoraAdapters": ["{}/adapter"], "TensorParallelSize": 2},
+        "LoraAdapters[0]: a model on several processes takes no adapters",
+    ),
+    "another number of hosts": (
+        lambda _: None,
+        {"Options": ["hosts:127.0.0.1,127.0.0.1"], "TensorParallelSize": 4},
+        "TensorParallelSize: is 4, and there are 2 hosts",
+    ),
+    "another tokenizer that is nowhere": (
+        lambda _: None,
+        {"Tokenizer": "nowhere"},
+        "Tokenizer: nowhere does not exist",
+    ),
+    "another tokenizer with a pipe": (
+        with_tokenizer_that_waits,
+        {"Tokenizer": "{}/other"},
+        "other/tokenizer_config.json is not a regular file",
+    ),
+    "a draft model that is none": (
+        lambda directory: (directory / "draft").mkdir(),
+        {"Options": ["draft_model:{}/draft"]},
+        "is not an MLX or safetensors model: it has no config.json",
+    ),
     "an adapter that drops all": (
         partial(with_adapter, dropout=1),
         {"LoraAdapter": "{}/adapter"},
@@ -261,6 +301,7 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
         code, details = await code_of(backend.load(bad, **chosen))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details
+        assert re.match(r"(\w+)[:\[]", details)[1] in NAMES, details
         assert (await running).replies[-1].tokens == LONG.Tokens
         assert (await backend.stub.Predict(PROMPT)).tokens == 2
         assert backend.engine.process_id == process
@@ -273,7 +314,7 @@ async def test_loads_that_cannot_work_wait_for_no_other_and_hold_up_nobody(decod
     asked = {
         "/nowhere": (tmp_path / "nowhere", {}),
         "has no config.json": (bad, {}),
-        "gone does not exist": (decoders[1], {"LoraAdapter": "gone"}),
+        "LoraAdapter: gone does not exist": (decoders[1], {"LoraAdapter": "gone"}),
         "draft_model: there is no model": (decoders[0], {"Options": draft}),
     }
     async with served(decoders[0]) as backend:

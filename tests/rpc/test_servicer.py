@@ -303,9 +303,27 @@ async def test_the_process_sets_the_number_of_slots_of_models_that_say_none():
     ],
 )
 async def test_a_failed_load_is_a_status_with_the_reason(error, code):
+    blames = isinstance(error, errors.LoadError) and code in (CODE.NOT_FOUND, CODE.INVALID_ARGUMENT)
     async with served(ScriptedEngine(load_error=error, loaded=False)) as channel:
         call = stub(channel).LoadModel(pb.ModelOptions(Model="x"))
-        assert await code_of(call) == (code, str(error))
+        assert await code_of(call) == (code, f"Model: {error}" if blames else str(error))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "expected"),
+    [
+        ({"Model": "x", "ModelFile": "/y"}, "/y has no weights", "ModelFile: /y has no weights"),
+        ({"ModelFile": "/y"}, "odd", "ModelFile: odd"),
+        ({"Model": "x"}, "LoraAdapters[1]: odd", "LoraAdapters[1]: odd"),
+        ({"Model": "x"}, "draft_model: odd", "draft_model: odd"),
+        ({"Model": "x"}, "odd: thing", "Model: odd: thing"),
+    ],
+)
+async def test_an_error_of_a_load_begins_with_one_field(fields, told, expected):
+    engine = ScriptedEngine(load_error=errors.LoadError(told), loaded=False)
+    async with served(engine) as channel:
+        call = stub(channel).LoadModel(pb.ModelOptions(**fields))
+        assert await code_of(call) == (CODE.INVALID_ARGUMENT, expected)
 
 
 async def test_a_caller_that_leaves_cancels_the_load():

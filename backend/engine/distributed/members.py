@@ -136,12 +136,13 @@ def _require_shards(network: Network, kind: str, config: Mapping[str, Any], size
     working = ", ".join(map(str, sizes)) or "none"
     told = f"{kind} has {' and '.join(map(str, heads))} heads; sizes that work: {working}"
     if size not in sizes:
-        raise UnsupportedModelError(f"tensor parallel over {size} processes: {told}")
+        raise UnsupportedModelError(f"distributed: tensor parallel over {size} processes: {told}")
     try:
         network.shard(Seat(0, size))
     except (AssertionError, ValueError) as error:
         raise UnsupportedModelError(
-            f"tensor parallel over {size} processes: {kind} cannot be divided so: {error}; {told}"
+            f"distributed: tensor parallel over {size} processes: {kind} cannot be divided so: "
+            f"{error}; {told}"
         ) from error
 
 
@@ -151,8 +152,8 @@ def _require_stages(network: Network, kind: str, size: int) -> None:
     layers = len(network.model.layers)
     if size > layers:
         raise UnsupportedModelError(
-            f"a pipeline of {size} processes: {kind} has {layers} layers; sizes that work: "
-            f"2 to {layers}"
+            f"distributed: a pipeline of {size} processes: {kind} has {layers} layers; "
+            f"sizes that work: 2 to {layers}"
         )
 
 
@@ -166,8 +167,8 @@ def _divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _unsupported(kind: str, parallelism: Parallelism) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{kind} has no {parallelism.value} parallelism in mlx-lm; families that have it: "
-        f"{', '.join(divisible_families(parallelism))}"
+        f"distributed: {kind} has no {parallelism.value} parallelism in mlx-lm; "
+        f"families that have it: {', '.join(divisible_families(parallelism))}"
     )
 
 

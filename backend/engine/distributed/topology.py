@@ -121,15 +121,27 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     """Refuse a group of more processes than the model has parts, before they all start.
 
     Raises:
-        InvalidRequestError: So it is, or the hosts cannot be read.
+        InvalidRequestError: So it is, or the hosts cannot be read, or contradict the size.
     """
     hosts = _named_hosts(tuning.group)
-    size = len(hosts) or tuning.group.tensor_parallel_size or 1
+    _require_size(tuning.group, hosts)
+    size = group_size(tuning)
     key, parts = _PARTS[Parallelism(tuning.group.distributed)]
     most = (config.get("text_config") or config).get(key)
     if type(most) is int and size > max(most, 1):
         field = "Options: hosts" if hosts else "TensorParallelSize"
         raise InvalidRequestError(field, f"{size} processes: the model has {most} {parts}")
+
+
+def group_size(tuning: TuningOptions) -> int:
+    """Return how many processes the options name; fails as `topology_of`."""
+    return len(_named_hosts(tuning.group)) or tuning.group.tensor_parallel_size or 1
+
+
+def _require_size(group: GroupOptions, hosts: Sequence[Host]) -> None:
+    if len(hosts) > 1 and group.tensor_parallel_size not in (None, 1, len(hosts)):
+        problem = f"is {group.tensor_parallel_size}, and there are {len(hosts)} hosts"
+        raise InvalidRequestError("TensorParallelSize", problem)
 
 
 def topology_of(tuning: TuningOptions) -> Topology | None:
@@ -141,11 +153,7 @@ def topology_of(tuning: TuningOptions) -> Topology | None:
     hosts = _named_hosts(tuning.group) or local_hosts(tuning.group.tensor_parallel_size or 1)
     if len(hosts) < 2:
         return None
-    if tuning.group.tensor_parallel_size not in (None, 1, len(hosts)):
-        raise InvalidRequestError(
-            "TensorParallelSize",
-            f"is {tuning.group.tensor_parallel_size}, and there are {len(hosts)} hosts",
-        )
+    _require_size(tuning.group, hosts)
     if not hosts[0].is_local:
         raise InvalidRequestError(
             "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"

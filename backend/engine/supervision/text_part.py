@@ -12,6 +12,7 @@ from backend.config import PREPARED_MEDIA_BYTES, ModelOptions
 from backend.core.prompt import MediaKind, PreparedMedium
 from backend.engine.messages.protocol import Loaded, MediaFacts, PrepareMedium
 from backend.errors import RefusedMediumError
+from backend.model.checkpoint.gate import tokenizer_directory, tokenizer_named
 from backend.model.loaded import LoadedModel
 from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
@@ -94,16 +95,17 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
     Raises:
         LoadError: One of its files is malformed, or a pattern takes too long.
     """
-    from backend.model.text.hf_tokenizer import named, read_tokenizer, tokenizer_directory
+    from backend.model.text.hf_tokenizer import read_tokenizer, with_special_tokens
     from backend.model.text.isolated.template_pool import PROCESSES
 
     # 90,000 objects of libraries, which no collection has to look at.
     LASTING.leave_out_at_once()
     PROCESSES.prepare()
     # Before the tokenizer reads anything.
-    chars = direct_chars(tokenizer_directory(options, directory))
+    with tokenizer_named(options):
+        chars = direct_chars(tokenizer_directory(options, directory))
     hf_tokenizer = read_tokenizer(options, directory)
-    tokenizer = named(options, hf_tokenizer)
+    tokenizer = with_special_tokens(options, hf_tokenizer)
     tokenizer.read_elsewhere_beyond(chars)
     # Before the first token needs it.
     _ = tokenizer.longest_piece_bytes

@@ -21,6 +21,7 @@ from backend.model.checkpoint.gate import (
     PEFT_WEIGHTS,
     adapter_directory,
     is_peft,
+    named,
     require_readable,
 )
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
@@ -72,7 +73,7 @@ def _module_paths(network: Network, wanted: Mapping[str, object]) -> Mapping[str
         candidates = [name] if name in known else in_layer.get(_tail(name), [])
         if len(candidates) != 1:
             problem = f"is for {name}: the model has {len(candidates) or 'no'} linear layers there"
-            raise LoadError(f"the adapter {problem}")
+            raise LoadError(problem)
         found[name] = candidates[0]
     return found
 
@@ -140,11 +141,11 @@ def apply_adapters(network: Network, adapters: Sequence[Adapter], models_dir: Pa
     The last one stays separate from the weights, exact even if they are quantised; those before it
     are fused, because mlx-lm supports one adapter per layer.
     """
-    directories = [adapter_directory(adapter, models_dir) for adapter in adapters]
-    for adapter, directory in zip(adapters, directories, strict=True):
+    for adapter in adapters:
         fused = [(name, layer.fuse()) for name, layer in _lora_layers(network)]
         network.update_modules(tree_unflatten(fused))
-        _apply(network, adapter, directory)
+        with named(adapter.field):
+            _apply(network, adapter, adapter_directory(adapter, models_dir))
 
 
 def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
@@ -156,10 +157,10 @@ def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
             import_mlx_lm().load_adapters(network, str(directory))
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = one_line(error)
-            raise LoadError(f"the LoRA adapter {adapter.path} does not fit: {reason}") from error
+            raise LoadError(f"{adapter.path} does not fit: {reason}") from error
     layers = _lora_layers(network)
     if not layers and adapter.scale != 1.0:
-        raise LoadError(f"the adapter {adapter.path} is a full fine-tune: it has no scale")
+        raise LoadError(f"{adapter.path} is a full fine-tune: it has no scale")
     for _, layer in layers:
         layer.scale *= adapter.scale
     network.eval()

@@ -302,14 +302,20 @@ _LENGTH_NAMES = (
 )
 
 
-def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the content of config.json."""
+def config_path(directory: Path) -> Path:
+    """Return the path of config.json, which exists."""
     path = directory / CONFIG_NAME
     if not path.is_file():
         raise UnsupportedModelError(
             f"{directory} is not an MLX or safetensors model: it has no config.json"
             f"{_found(directory)}"
         )
+    return path
+
+
+def read_config(directory: Path) -> Mapping[str, Any]:
+    """Return the content of config.json."""
+    path = config_path(directory)
     config = read_json(path, dict)
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModelError(f"{path} does not name a model_type")

@@ -19,6 +19,7 @@ from typing import Any
 from backend.config import MAX_CHECKPOINT_JSON_DEPTH, Adapter, ModelOptions
 from backend.errors import LoadError
 from backend.model.checkpoint.config_file import (
+    config_path,
     draft_options,
     of_few_values,
     read_config,
@@ -67,14 +68,14 @@ def adapter_directory(adapter: Adapter, models_dir: Path | None) -> Path:
     """Return the directory of an adapter."""
     path = find_path(adapter.path, models_dir)
     if path is None:
-        raise LoadError(f"the LoRA adapter {adapter.path} does not exist")
+        raise LoadError(f"{adapter.path} does not exist")
     directory = path if path.is_dir() else path.parent
     names = (CONFIG, PEFT_WEIGHTS if is_peft(directory) else WEIGHTS)
     if missing := next((name for name in names if not (directory / name).is_file()), ""):
         problem = (
             f"has no {missing}: it must be in mlx-lm's format, or in PEFT's with {PEFT_WEIGHTS}"
         )
-        raise LoadError(f"the LoRA adapter {adapter.path} {problem}")
+        raise LoadError(f"{adapter.path} {problem}")
     return directory
 
 
@@ -101,7 +102,7 @@ def require_readable(directory: Path) -> None:
 def _require_scale(adapter: Adapter, directory: Path) -> None:
     config = read_json(directory / CONFIG, dict)
     if adapter.scale != 1.0 and config.get("fine_tune_type") == _FULL and not is_peft(directory):
-        raise LoadError(f"the adapter {adapter.path} is a full fine-tune: it has no scale")
+        raise LoadError(f"{adapter.path} is a full fine-tune: it has no scale")
 
 
 def _require_lora(path: Path, config: Mapping[str, Any]) -> None:
@@ -264,6 +265,16 @@ _WEIGHTS = ".safetensors"
 _PARSED_BYTES = 4 * _MIB
 
 
+def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
+    """Return the directory of the tokenizer."""
+    if not options.tokenizer:
+        return directory
+    path = find_path(options.tokenizer, options.models_dir)
+    if path is None:
+        raise LoadError(f"{options.tokenizer} does not exist")
+    return path if path.is_dir() else path.parent
+
+
 def require_sound(directory: Path) -> None:
     """Refuse a directory with a file that a library must not open."""
     for entry in _entries(directory):
@@ -372,7 +383,7 @@ def require_possible(options: ModelOptions) -> None:
     """Refuse a load that the disk alone shows to be impossible; a model of the hub may work."""
     place, own = resolve(options), rooted(options)
     draft = draft_options(own)
-    with named_draft():
+    with named("draft_model"):
         found = resolve(draft) if draft is not None else None
     if isinstance(place, Path):
         known = str(found.absolute()) if isinstance(found, Path) else None
@@ -381,12 +392,17 @@ def require_possible(options: ModelOptions) -> None:
 
 
 @contextlib.contextmanager
-def named_draft() -> Iterator[None]:
-    """Have an error say that it is of the draft model."""
+def named(field: str) -> Iterator[None]:
+    """Have an error begin with the field or option whose value it is about."""
     try:
         yield
     except LoadError as error:
-        raise type(error)(f"draft_model: {error}") from error
+        raise type(error)(f"{field}: {error}") from error
+
+
+def tokenizer_named(options: ModelOptions) -> contextlib.AbstractContextManager[None]:
+    """Have an error name the field of another tokenizer, if there is one."""
+    return named("Tokenizer") if options.tokenizer else contextlib.nullcontext()
 
 
 def require_loadable(options: ModelOptions, directory: Path) -> None:
@@ -397,9 +413,14 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
     read_config(directory)
     require_weights(directory)
     if draft := options.tuning.speculation.draft_model:
-        require_sound(Path(draft))
+        with named("draft_model"):
+            require_sound(Path(draft))
+            config_path(Path(draft))
+    with tokenizer_named(options):
+        require_sound(tokenizer_directory(options, directory))
     for adapter in options.adapters:
-        place = adapter_directory(adapter, options.models_dir)
-        require_sound(place)
-        require_readable(place)
-        _require_scale(adapter, place)
+        with named(adapter.field):
+            place = adapter_directory(adapter, options.models_dir)
+            require_sound(place)
+            require_readable(place)
+            _require_scale(adapter, place)

@@ -16,8 +16,7 @@ from backend.config import ModelOptions
 from backend.errors import LoadError, UnreadableTokenizerError
 from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import one_line
-from backend.model.checkpoint.gate import template_source
-from backend.model.checkpoint.hub import find_path
+from backend.model.checkpoint.gate import template_source, tokenizer_directory, tokenizer_named
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
 from backend.model.text.isolated.template_pool import PROCESSES, IsolatedTemplate
@@ -59,24 +58,15 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
         options: May name another tokenizer.
         is_told: Whether to log what transformers had changed.
     """
-    source = tokenizer_directory(options, directory)
-    if options.trusts_remote_code:
-        # Code of a checkpoint may look at the whole vocabulary.
-        return follow_file(_read(options, source), source, is_told=is_told)
-    return read_by_file(source, partial(_read, options), is_told=is_told)
+    with tokenizer_named(options):
+        source = tokenizer_directory(options, directory)
+        if options.trusts_remote_code:
+            # Code of a checkpoint may look at the whole vocabulary.
+            return follow_file(_read(options, source), source, is_told=is_told)
+        return read_by_file(source, partial(_read, options), is_told=is_told)
 
 
-def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
-    """Return the directory of the tokenizer."""
-    if not options.tokenizer:
-        return directory
-    path = find_path(options.tokenizer, options.models_dir)
-    if path is None:
-        raise LoadError(f"the tokenizer {options.tokenizer} does not exist")
-    return path if path.is_dir() else path.parent
-
-
-def named(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
+def with_special_tokens(options: ModelOptions, hf_tokenizer: HfTokenizer) -> Tokenizer:
     """Return a tokenizer whose special tokens are those that the options name."""
     _set_special(hf_tokenizer, "eos_token", options.tuning.text.eos_token)
     _set_special(hf_tokenizer, "pad_token", options.tuning.text.pad_token)
@@ -108,7 +98,7 @@ def _finished(
     template: ChatTemplate | None,
 ) -> tuple[Tokenizer, ChatTemplate, frozenset[int]]:
     own_eos_id = hf_tokenizer.eos_token_id
-    tokenizer = named(options, hf_tokenizer)
+    tokenizer = with_special_tokens(options, hf_tokenizer)
     eos_ids = {own_eos_id, hf_tokenizer.eos_token_id, *defaults.get("eos_token_ids", ())}
     template = template or chat_template(options, hf_tokenizer, defaults)
     return tokenizer, template, frozenset(eos_ids - {None})

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from backend.errors import InvalidRequestError, UnsupportedError
+from backend.errors import TEXT_FIELD, InvalidRequestError, UnsupportedError
 from backend.model.checkpoint.upstream import HfTokenizer
 from backend.model.text.guard import GUARD
 
@@ -295,7 +295,8 @@ class LockedReader(Reader):
     def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
         """Return the ids of a text with their places and words."""
         if not self.hf.is_fast:
-            raise UnsupportedError("this model's tokenizer does not report the positions of tokens")
+            problem = "this model's tokenizer does not report the positions of tokens"
+            raise UnsupportedError(f"TokenClassify: {problem}")
         arguments = {"add_special_tokens": False, "return_offsets_mapping": True}
         with self._lock:
             found = checked(lambda: self.hf(text, verbose=False, **arguments))
@@ -377,9 +378,9 @@ def checked(work: Callable[[], Result]) -> Result:
     try:
         return work()
     except (TypeError, UnicodeEncodeError) as error:
-        raise InvalidRequestError("Prompt", "holds a lone surrogate") from error
+        raise InvalidRequestError(TEXT_FIELD, "holds a lone surrogate") from error
     except BaseException as error:
         # Rust's own, which no `except Exception` catches: a pattern that goes back too often.
         if type(error).__name__ != "PanicException":
             raise
-        raise InvalidRequestError("Prompt", f"cannot be tokenised: {error}") from error
+        raise InvalidRequestError(TEXT_FIELD, f"cannot be tokenised: {error}") from error

@@ -3,7 +3,8 @@
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,13 @@ from backend.config import (
     TuningOptions,
 )
 from backend.core.scoring import Pooling, RerankerKind
-from backend.errors import InvalidRequestError
+from backend.errors import (
+    InvalidRequestError,
+    LoadError,
+    ModelNotFoundError,
+    UnreadableTokenizerError,
+    UnsupportedModelError,
+)
 from backend.formats.format import FORCED
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.checks import (
@@ -278,6 +285,25 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 
+# Errors of what a caller has named; others are of this machine, or of the engine.
+_OF_CALLERS = (LoadError, ModelNotFoundError, UnsupportedModelError, UnreadableTokenizerError)
+_NAMES = {*pb.ModelOptions.DESCRIPTOR.fields_by_name, *OPTION_FIELDS}
+_FIRST_NAME = re.compile(r"(\w+)[:\[]")
+
+
+@contextmanager
+def model_named(request: pb.ModelOptions) -> Iterator[None]:
+    """Have an error of a load name the field of the model, unless it names another."""
+    try:
+        yield
+    except LoadError as error:
+        name, text = _FIRST_NAME.match(str(error)), str(error)
+        if type(error) not in _OF_CALLERS or (name and name[1] in _NAMES):
+            raise
+        is_file = not request.Model or (request.ModelFile and request.ModelFile in text)
+        raise type(error)(f"{'ModelFile' if is_file else 'Model'}: {text}") from error
+
+
 PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer", "DraftModel")
 
 
@@ -395,4 +421,4 @@ def _adapter(field: str, path: str, scale: float) -> Adapter:
         raise InvalidRequestError(field, "is empty")
     if not (math.isfinite(scale) and scale >= 0.0):
         raise InvalidRequestError(field, f"has the scale {scale}, which is not a positive number")
-    return Adapter(require_path(field, path), scale or 1.0)
+    return Adapter(require_path(field, path), scale or 1.0, field)

@@ -87,7 +87,7 @@ def test_an_adapter_is_found_below_the_models_dir(
 
 
 def test_a_missing_adapter_is_named(options: Options, tiny_models: Build):
-    with pytest.raises(LoadError, match="LoRA adapter gone does not exist"):
+    with pytest.raises(LoadError, match=r"^LoraAdapter: gone does not exist"):
         logits(options(adapters=(Adapter("gone"),)), tiny_models("llama"))
 
 

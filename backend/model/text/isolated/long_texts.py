@@ -15,7 +15,7 @@ from contextlib import suppress
 from tokenizers import Tokenizer as FastTokenizer
 
 from backend.config import HELPER_GRACE_S, LONG_TEXT_NICENESS, MAX_ENCODE_CPU_S
-from backend.errors import HelperLostError, InvalidRequestError
+from backend.errors import TEXT_FIELD, HelperLostError, InvalidRequestError
 from backend.model.text.guard import GUARD
 from backend.model.text.isolated.encoding import (
     NUMBERS,
@@ -91,7 +91,7 @@ class LongTexts:
 
     def _too_long(self) -> InvalidRequestError:
         problem = f"takes more than {self._seconds} s or too much memory to tokenise"
-        return InvalidRequestError("Prompt", problem)
+        return InvalidRequestError(TEXT_FIELD, problem)
 
     def _new(self) -> HelperProcess:
         """Start a process, and give it the tokenizer."""
@@ -156,7 +156,7 @@ class _Reading:
 
 def _columns_of(answer: bytes, reading: Reading) -> list["array[int]"]:
     if answer[:1] != NUMBERS:
-        raise InvalidRequestError("Prompt", answer[1:].decode())
+        raise InvalidRequestError(TEXT_FIELD, answer[1:].decode())
     numbers = array(NUMBER_TYPE)
     numbers.frombytes(answer[1:])
     rows = len(numbers) // reading.count

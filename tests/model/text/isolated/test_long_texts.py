@@ -27,6 +27,7 @@ from backend.model.text.reading import (
     reader_of,
 )
 from backend.model.text.tokenizer import Tokenizer
+from backend.pipeline.served_model import tokenised_as
 from common.rpc import AbandonedError, enter_work
 
 SPECIAL = ["<|im_end|>", "<s>"]
@@ -195,6 +196,14 @@ def test_a_pattern_that_goes_back_too_often_refuses_the_text(reads):
     with pytest.raises(InvalidRequestError, match=r"^Prompt: cannot be tokenised: .*retry-limit"):
         encode("1" * 40 + "!")
     assert encode("11") == [1, 1]
+
+
+def test_a_text_that_cannot_be_tokenised_is_named_by_its_field(reader):
+    with pytest.raises(InvalidRequestError) as caught, tokenised_as("documents[3]"):
+        reader.encode("\ud800", adds_special=False)
+    assert str(caught.value) == "documents[3]: holds a lone surrogate"
+    with pytest.raises(InvalidRequestError, match=r"^query: is long"), tokenised_as("documents[3]"):
+        raise InvalidRequestError("query", "is long")
 
 
 @pytest.mark.parametrize("length", [1, COUNT])
