@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast
@@ -342,9 +343,9 @@ class Engine(Generic[HandleT]):
             if self._model is None:
                 await self._supervisor.end(RequestCancelledError("loading the model failed"))
                 if previous is not None and isinstance(error, _REFUSALS):
-                    told = await self._come_back(previous)
-                    if isinstance(error, LoadError):
-                        raise type(error)(f"{error}. {told}") from error
+                    twin = copy(error)
+                    twin.args = (f"{error}. {await self._come_back(previous)}",)
+                    raise twin from error
             raise
         self._served = _Served(model, options, own, directory)
         return model

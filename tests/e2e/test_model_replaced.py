@@ -208,6 +208,16 @@ NEVER = {
         {"LoraAdapters": ["{}/adapter"], "TensorParallelSize": 2},
         "LoraAdapters[0]: a model on several processes takes no adapters",
     ),
+    "hosts that are elsewhere": (
+        lambda _: None,
+        {"Options": ["hosts:192.0.2.1,192.0.2.2"]},
+        "Options: hosts: the first one, 192.0.2.1, must be an address of this machine",
+    ),
+    "a context without room for a reply": (
+        lambda _: None,
+        {"MaxModelLen": 1},
+        "MaxModelLen: must be at least 2, not 1",
+    ),
     "another number of hosts": (
         lambda _: None,
         {"Options": ["hosts:127.0.0.1,127.0.0.1"], "TensorParallelSize": 4},
@@ -364,6 +374,15 @@ async def test_memory_without_room_for_any_request_is_refused(decoders, field):
         assert re.match(rf"{field}: is too small: [\d,]+ bytes are for KV caches", details), details
         assert details.endswith(f"{decoders[0]} is loaded again")
         assert (await backend.stub.Predict(PROMPT)).tokens == 2
+
+
+async def test_an_option_that_is_found_wrong_late_is_told_with_what_is_loaded(decoders):
+    options = ["tensor_parallel_size:2", "distributed_backend:mpi"]
+    async with served(decoders[0]) as backend:
+        code, details = await code_of(backend.load(decoders[1], Options=options))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith("Options: distributed_backend: mpi cannot be used here; ")
+        assert details.endswith(f"{decoders[0]} is loaded again")
 
 
 async def test_a_model_that_cannot_come_back_is_told_to_be_gone(decoders, tmp_path):

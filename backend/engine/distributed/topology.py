@@ -121,10 +121,10 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     """Refuse a group of more processes than the model has parts, before they all start.
 
     Raises:
-        InvalidRequestError: So it is, or the hosts cannot be read, or contradict the size.
+        InvalidRequestError: So it is, or the hosts cannot be read, or are wrong.
     """
     hosts = _named_hosts(tuning.group)
-    _require_size(tuning.group, hosts)
+    _require_agreement(tuning.group, hosts)
     size = group_size(tuning)
     key, parts = _PARTS[Parallelism(tuning.group.distributed)]
     most = (config.get("text_config") or config).get(key)
@@ -138,10 +138,17 @@ def group_size(tuning: TuningOptions) -> int:
     return len(_named_hosts(tuning.group)) or tuning.group.tensor_parallel_size or 1
 
 
-def _require_size(group: GroupOptions, hosts: Sequence[Host]) -> None:
-    if len(hosts) > 1 and group.tensor_parallel_size not in (None, 1, len(hosts)):
+def _require_agreement(group: GroupOptions, hosts: Sequence[Host]) -> None:
+    """Refuse hosts that contradict the size of the group, or begin on another machine."""
+    if len(hosts) < 2:
+        return
+    if group.tensor_parallel_size not in (None, 1, len(hosts)):
         problem = f"is {group.tensor_parallel_size}, and there are {len(hosts)} hosts"
         raise InvalidRequestError("TensorParallelSize", problem)
+    if not hosts[0].is_local:
+        raise InvalidRequestError(
+            "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
+        )
 
 
 def topology_of(tuning: TuningOptions) -> Topology | None:
@@ -153,11 +160,7 @@ def topology_of(tuning: TuningOptions) -> Topology | None:
     hosts = _named_hosts(tuning.group) or local_hosts(tuning.group.tensor_parallel_size or 1)
     if len(hosts) < 2:
         return None
-    _require_size(tuning.group, hosts)
-    if not hosts[0].is_local:
-        raise InvalidRequestError(
-            "Options: hosts", f"the first one, {hosts[0]}, must be an address of this machine"
-        )
+    _require_agreement(tuning.group, hosts)
     return Topology(
         hosts, Parallelism(tuning.group.distributed), GroupBackend(tuning.group.distributed_backend)
     )

@@ -325,7 +325,7 @@ def model_options(
         models_dir=Path(request.ModelPath) if request.ModelPath else None,
         tokenizer=request.Tokenizer,
         trust_remote_code=request.TrustRemoteCode,
-        max_model_len=require_range("MaxModelLen", request.MaxModelLen, Range(0)) or None,
+        max_model_len=_max_model_len(request.MaxModelLen),
         dtype=_dtype(request.DType),
         memory_utilization=_memory_utilization(request.GPUMemoryUtilization),
         # Hosts send -1 or 0 for as many as there are cores.
@@ -336,6 +336,11 @@ def model_options(
         environment=environment_of(request.EnvVars),
         tuning=_for_experts(_with_group_size(tuning, request.TensorParallelSize)),
     )
+
+
+def _max_model_len(tokens: int) -> int | None:
+    """Return the context limit, if any: it holds a prompt, and a token of the reply."""
+    return require_range("MaxModelLen", tokens, Range(2 if tokens > 0 else 0)) or None
 
 
 def _memory_utilization(share: float) -> float:
