@@ -41,6 +41,7 @@ class Completions(BaseHTTPRequestHandler):
 
 @contextmanager
 def served():
+    Completions.asked = ()
     with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield OtherServer(server.server_port)

@@ -164,23 +164,19 @@ async def test_the_host_says_how_much_of_the_memory_may_be_used(tiny_models):
 async def test_a_higher_priority_is_served_first_and_an_unknown_one_is_normal(tiny_models):
     options = ["max_slots:1"]
     async with served(tiny_models("llama"), MaxModelLen=16_384, Options=options) as backend:
-        ended = []
-
-        async def send(priority):
-            await backend.stub.Predict(raw(f"{priority} ba", Metadata={"priority": priority}))
-            ended.append(priority)
-
-        first = backend.stub.PredictStream(raw(**UNENDING))
-        await first.read()
-        tasks = []
-        for number, priority in enumerate(["low", "normal", "high"], start=1):
-            tasks.append(asyncio.create_task(send(priority)))
+        running = backend.stub.PredictStream(raw(**UNENDING))
+        await running.read()
+        streams = {}
+        for number, priority in enumerate(["low", "urgent", "normal", "high"], start=1):
+            metadata = UNENDING["Metadata"] | {"priority": priority}
+            request = raw(f"{priority} ba", **UNENDING | {"Metadata": metadata})
+            streams[priority] = backend.stub.PredictStream(request)
             await until(lambda number=number: backend.engine.status().metrics["waiting"] == number)
-        first.cancel()
-        await asyncio.gather(*tasks)
-        assert ended == ["high", "normal", "low"]
-        await send("urgent")
-        assert ended[-1] == "urgent"
+        for priority in ("high", "urgent", "normal", "low"):
+            running.cancel()
+            running = streams[priority]
+            await running.read()
+        running.cancel()
 
 
 @pytest.mark.parametrize("rpc", ["Predict", "PredictStream"])
