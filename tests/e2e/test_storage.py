@@ -95,4 +95,4 @@ def test_a_pipe_in_the_place_of_the_weights_is_refused_by_name(backend, model):
     os.mkfifo(model / WEIGHTS)
     error = begin_load(backend, model, TIMEOUT_S).exception()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details() == f"{model / WEIGHTS} is not a regular file"
+    assert error.details() == f"Model: {model / WEIGHTS} is not a regular file"
