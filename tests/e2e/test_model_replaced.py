@@ -167,9 +167,8 @@ def with_adapter(directory, **parameters):
     config.write_text(json.dumps(written))
 
 
-def with_tokenizer_that_waits(directory):
-    (directory / "other").mkdir()
-    with_pipe("tokenizer_config.json")(directory / "other")
+def with_pipe_in_another_tokenizer(directory):
+    with_pipe("special_tokens_map.json")(shutil.copytree(directory, directory.with_name("other")))
 
 
 def filled(value, directory):
@@ -229,9 +228,9 @@ NEVER = {
         "Tokenizer: nowhere does not exist",
     ),
     "another tokenizer with a pipe": (
-        with_tokenizer_that_waits,
-        {"Tokenizer": "{}/other"},
-        "other/tokenizer_config.json is not a regular file",
+        with_pipe_in_another_tokenizer,
+        {"Tokenizer": "{}/../other"},
+        "other/special_tokens_map.json is not a regular file",
     ),
     "a draft model that is none": (
         lambda directory: (directory / "draft").mkdir(),
