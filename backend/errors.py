@@ -1,33 +1,35 @@
 """Every error that a caller may see.
 
 BackendError
-├── InvalidRequestError        a field is absent, malformed or out of range
-│   ├── ContextLengthError     the prompt does not fit the context
-│   └── GrammarError           a grammar or schema cannot be enforced
-│       └── GrammarSyntaxError it is malformed; the message gives the position
-├── ModelNotLoadedError        nothing is loaded
-├── WrongModelError            the request names another model than the loaded one
-├── OverloadedError            too many requests are waiting
-├── UnsupportedError           the loaded model cannot do it
-├── ShuttingDownError          the process is shutting down
-├── RequestCancelledError      ended by Free, by another load, or by the caller
-├── RefusedMediumError         the model's processor cannot take a medium
-├── GenerationFailedError      the engine could not compute this request
-├── EngineFailedError          the engine failed as a whole
-├── EngineStuckError           the engine does not finish a turn
-├── DeviceLostError            the device no longer computes
-├── EngineDownError            the engine failed, and could not restart
-├── GroupLostError             a process of the model's group is gone
-├── HelperLostError            a process that prepares requests was ended from outside
-└── LoadError                  the model cannot be loaded as asked
-    ├── ModelNotFoundError     no such path, no such hub id
-    ├── UnsupportedModelError  not a model that MLX can run
-    ├── OutOfMemoryError       it does not fit
-    ├── DiskFullError          a file that it needs cannot be written
-    ├── DownloadError          the hub could not be reached
-    ├── GroupNotFormedError    a process of the model's group is missing
-    ├── LoadCancelledError     the caller left while it was loading
-    └── LoadFailedError        loading failed unexpectedly
+├── FieldError                         a field or an option may be the reason
+│   ├── InvalidRequestError            it is absent, malformed or out of range
+│   │   ├── ContextLengthError         the prompt does not fit the context
+│   │   └── GrammarError               a grammar or schema cannot be enforced
+│   │       └── GrammarSyntaxError     it is malformed; the message gives the position
+│   └── LoadError                      the model cannot be loaded as asked
+│       ├── ModelNotFoundError         no such path, no such hub id
+│       ├── UnsupportedModelError      not a model that MLX can run
+│       ├── UnreadableTokenizerError   its tokenizer cannot be made
+│       ├── OutOfMemoryError           it does not fit
+│       ├── DiskFullError              a file that it needs cannot be written
+│       ├── DownloadError              the hub could not be reached
+│       ├── GroupNotFormedError        a process of the model's group is missing
+│       ├── LoadCancelledError         the caller left while it was loading
+│       └── LoadFailedError            loading failed unexpectedly
+├── ModelNotLoadedError                nothing is loaded
+├── WrongModelError                    the request names another model than the loaded one
+├── OverloadedError                    too many requests are waiting
+├── UnsupportedError                   the loaded model cannot do it
+├── ShuttingDownError                  the process is shutting down
+├── RequestCancelledError              ended by Free, by another load, or by the caller
+├── RefusedMediumError                 the model's processor cannot take a medium
+├── GenerationFailedError              the engine could not compute this request
+├── EngineFailedError                  the engine failed as a whole
+├── EngineStuckError                   the engine does not finish a turn
+├── DeviceLostError                    the device no longer computes
+├── EngineDownError                    the engine failed, and could not restart
+├── GroupLostError                     a process of the model's group is gone
+└── HelperLostError                    a process that prepares requests was ended from outside
 """
 
 from typing import Self
@@ -47,7 +49,22 @@ TEXT_FIELD = "Prompt"
 """Named by an error of a text's tokens where its field is unknown."""
 
 
-class InvalidRequestError(BackendError):
+class FieldError(BackendError):
+    """A failure for which a caller's field or option is the reason, where it is known.
+
+    Attributes:
+        field: The text begins with it; empty if it is unknown.
+    """
+
+    field = ""
+
+    @property
+    def problem(self) -> str:
+        """The text without the field."""
+        return str(self).removeprefix(f"{self.field}: ")
+
+
+class InvalidRequestError(FieldError):
     """A field of a request is absent, malformed or out of range."""
 
     def __init__(self, field: str, problem: str) -> None:
@@ -71,11 +88,8 @@ class ContextLengthError(InvalidRequestError):
 class GrammarError(InvalidRequestError):
     """A grammar or a JSON schema is malformed, too large, or cannot be enforced."""
 
-    FIELD = "Grammar"
-
     def __init__(self, problem: str) -> None:
-        super().__init__(self.FIELD, problem)
-        self.problem = problem
+        super().__init__("Grammar", problem)
 
 
 class GrammarSyntaxError(GrammarError):
@@ -149,8 +163,12 @@ class HelperLostError(BackendError):
     """Something ended the process that prepared this request, and its successor too."""
 
 
-class LoadError(BackendError):
+class LoadError(FieldError):
     """The model cannot be loaded as asked: a file, an adapter or an option does not fit."""
+
+    def __init__(self, problem: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {problem}" if field else problem)
+        self.field = field
 
 
 class ModelNotFoundError(LoadError):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.config import ModelOptions, TuningOptions
-from backend.errors import BackendError, DownloadError, LoadError, ModelNotFoundError
+from backend.errors import BackendError, DownloadError, ModelNotFoundError
 from common.directories import state_directory
 from common.openblas import attach, find_openblas, is_wanted
 
@@ -272,14 +272,13 @@ def command(  # noqa: PLR0913 - a parameter per option
 async def _with_draft(options: ModelOptions, *, download: bool) -> ModelOptions:
     """Return options with the directory of the draft model, if one is requested."""
     from backend.model.checkpoint.config_file import draft_options
+    from backend.model.checkpoint.gate import named
 
     draft = draft_options(options)
     if draft is None:
         return options
-    try:
+    with named("draft_model"):
         directory = await _located(draft, download=download)
-    except LoadError as error:
-        raise type(error)(f"draft_model: {error}") from error
     return replace(options, tuning=options.tuning.updated(draft_model=str(directory)))
 
 

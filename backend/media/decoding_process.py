@@ -90,8 +90,7 @@ def _decoded(job: Job) -> Iterator[bytes]:
     try:
         decoded = decode(medium, sampling_rate=job.sampling_rate)
     except InvalidRequestError as error:
-        problem = str(error).removeprefix(f"{error.field}: ")
-        yield msgspec.msgpack.encode(Refusal(error.field, problem))
+        yield msgspec.msgpack.encode(Refusal(error.field, error.problem))
     except UnsupportedError as error:
         yield msgspec.msgpack.encode(Refusal("", str(error)))
     else:

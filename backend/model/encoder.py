@@ -311,7 +311,7 @@ def _require_plain(options: ModelOptions, family: _Family, config: Mapping[str, 
     """Refuse options and settings that the family's code would silently ignore."""
     if options.adapters:
         field = options.adapters[0].field
-        raise LoadError(f"{field}: adapters need a decoder, and this is an encoder")
+        raise LoadError("adapters need a decoder, and this is an encoder", field=field)
     for key, fixed in family.fixed.items():
         if (asked := _setting(config, key, fixed)) != fixed:
             raise UnsupportedModelError(f"config.json asks for {key} {asked!r}, not {fixed!r}")

@@ -111,7 +111,7 @@ class Experts:
             LoadError: There are no experts.
         """
         if not self.layers:
-            raise LoadError("experts: the model has none that could stay on disk")
+            raise LoadError("the model has none that could stay on disk", field="experts")
         self._is_wide = not set(weight_types(network)) & {str(each) for each in _HALVES}
         asked = options.tuning.memory.expert_bytes
         if asked is None:

@@ -16,12 +16,18 @@ from mlx_lm.models.rope_utils import initialize_rope
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     CONFIG_NAME,
-    WEIGHTS_INDEX,
     WEIGHTS_PATTERN,
-    read_config,
     read_json,
     require_sensible,
     require_weights,
+)
+from backend.model.checkpoint.contents import (
+    GLM5_NEXT,
+    NEMOTRON,
+    NEXTN,
+    QWEN,
+    MtpLayout,
+    mtp_layout,
 )
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
 from backend.model.checkpoint.upstream import Network, is_installed
@@ -663,50 +669,42 @@ class HeadKind:
         name: Shown to users.
         is_alone: Tells from a config.json whether a checkpoint contains only such a head.
         build: Creates the network from a directory, the model, and the form of its weights.
-        families: Model types whose own checkpoints contain such a head.
-        prefix: The prefix of its weights there; `{layers}` is the number of layers of the model.
+        layout: Where models' own checkpoints contain such a head, if they do.
     """
 
     name: str
     is_alone: Callable[[Mapping[str, Any]], bool]
     build: Build
-    families: frozenset[str] = frozenset()
-    prefix: str = ""
+    layout: MtpLayout | None = None
 
 
-_NEXTN = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa")
 _ASSISTANTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 _MUSE = ("muse_glimmer_assistant",)
-_QWEN = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 
 KINDS = (
     HeadKind(
         name="MTP head",
         is_alone=lambda config: config.get("model_type") == "qwen3_5_mtp",
         build=build_mtp,
-        families=frozenset(_QWEN),
-        prefix="mtp.",
+        layout=QWEN,
     ),
     HeadKind(
         name="MTP head",
         is_alone=lambda config: config.get("model_type") in SPLIT_TYPES,
         build=build_nextn,
-        families=frozenset(_NEXTN),
-        prefix="model.layers.{layers}.",
+        layout=NEXTN,
     ),
     HeadKind(
         name="MTP head",
         is_alone=lambda config: config.get("model_type") == "nemotron_h_mtp",
         build=_build_of("drafters", "build_nemotron"),
-        families=frozenset({"nemotron_h"}),
-        prefix="mtp.",
+        layout=NEMOTRON,
     ),
     HeadKind(
         name="MTP head",
         is_alone=lambda config: config.get("model_type") == "glm5_next_mtp",
         build=_build_of("drafters", "build_glm5_next"),
-        families=frozenset({"glm5_next"}),
-        prefix="model.language_model.layers.{layers}.",
+        layout=GLM5_NEXT,
     ),
     HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
     HeadKind(
@@ -744,16 +742,10 @@ def head_beside(directory: Path) -> HeadKind | None:
 
     Reads only the names of weights.
     """
-    config = read_config(directory)
-    text = config.get("text_config") or {}
-    types = {config.get("model_type"), text.get("model_type")}
-    kinds = [kind for kind in KINDS if types & kind.families]
-    if not kinds or not is_installed("mlx_vlm"):
+    layout = mtp_layout(directory)
+    if layout is None or not is_installed("mlx_vlm"):
         return None
-    names, layers = _weight_names(directory), {**config, **text}.get("num_hidden_layers")
-    prefixes = {kind.prefix.format(layers=layers): kind for kind in kinds}
-    found = (kind for prefix, kind in prefixes.items() if any(n.startswith(prefix) for n in names))
-    return next(found, None)
+    return next(kind for kind in KINDS if kind.layout is layout)
 
 
 def build_head(
@@ -765,11 +757,3 @@ def build_head(
         return kind.build(directory, network, form or HeadWeights())
     except UPSTREAM_FAILURES as failure:
         raise as_load_error(failure, directory) from failure
-
-
-def _weight_names(directory: Path) -> set[str]:
-    """Return the names of a checkpoint's weights, from its index or the headers of its files."""
-    index = directory / WEIGHTS_INDEX
-    if index.is_file():
-        return set(read_json(index, dict).get("weight_map", {}))
-    return {name for path in directory.glob(WEIGHTS_PATTERN) for name in mx.load(str(path))}

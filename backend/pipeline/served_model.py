@@ -195,8 +195,7 @@ def tokenised_as(field: str) -> Iterator[None]:
     except InvalidRequestError as error:
         if error.field != TEXT_FIELD:
             raise
-        problem = str(error).removeprefix(f"{TEXT_FIELD}: ")
-        raise InvalidRequestError(field, problem) from error
+        raise InvalidRequestError(field, error.problem) from error
 
 
 def require_decoder(call: str, model: ServedModel) -> None:

@@ -124,8 +124,7 @@ def ruling_named(request: pb.PredictOptions) -> Iterator[None]:
     except GrammarError as error:
         if not request.Metadata.get(SCHEMA_KEY, "").strip():
             raise
-        problem = str(error).removeprefix(f"{GrammarError.FIELD}: ")
-        raise InvalidRequestError(f'Metadata["{SCHEMA_KEY}"]', problem) from None
+        raise InvalidRequestError(f'Metadata["{SCHEMA_KEY}"]', error.problem) from None
 
 
 def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:

@@ -62,7 +62,7 @@ async def load(address: str, model: str, token: str) -> bool:
     try:
         message = await _ask(target, model, token)
     except grpc.aio.AioRpcError as error:
-        log.critical("--model %s: %s", model, (error.details() or "").removeprefix("Model: "))
+        log.critical("%s is not loaded: %s", model, error.details())
         return False
     log.info("ready: %s at %s", message, target)
     return True

@@ -237,6 +237,16 @@ NEVER = {
         {"Options": ["draft_model:{}/draft"]},
         "is not an MLX or safetensors model: it has no config.json",
     ),
+    "a head that is not there": (
+        lambda _: None,
+        {"Options": ["speculation:mtp"]},
+        "brings no MTP head that can be used",
+    ),
+    "experts that are not there": (
+        lambda _: None,
+        {"Options": ["experts:disk"]},
+        "experts: the model has none that could stay on disk",
+    ),
     "an adapter that drops all": (
         partial(with_adapter, dropout=1),
         {"LoraAdapter": "{}/adapter"},

@@ -136,13 +136,15 @@ def _require_shards(network: Network, kind: str, config: Mapping[str, Any], size
     working = ", ".join(map(str, sizes)) or "none"
     told = f"{kind} has {' and '.join(map(str, heads))} heads; sizes that work: {working}"
     if size not in sizes:
-        raise UnsupportedModelError(f"distributed: tensor parallel over {size} processes: {told}")
+        raise UnsupportedModelError(
+            f"tensor parallel over {size} processes: {told}", field="distributed"
+        )
     try:
         network.shard(Seat(0, size))
     except (AssertionError, ValueError) as error:
         raise UnsupportedModelError(
-            f"distributed: tensor parallel over {size} processes: {kind} cannot be divided so: "
-            f"{error}; {told}"
+            f"tensor parallel over {size} processes: {kind} cannot be divided so: {error}; {told}",
+            field="distributed",
         ) from error
 
 
@@ -152,8 +154,9 @@ def _require_stages(network: Network, kind: str, size: int) -> None:
     layers = len(network.model.layers)
     if size > layers:
         raise UnsupportedModelError(
-            f"distributed: a pipeline of {size} processes: {kind} has {layers} layers; "
-            f"sizes that work: 2 to {layers}"
+            f"a pipeline of {size} processes: {kind} has {layers} layers; "
+            f"sizes that work: 2 to {layers}",
+            field="distributed",
         )
 
 
@@ -167,8 +170,9 @@ def _divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _unsupported(kind: str, parallelism: Parallelism) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"distributed: {kind} has no {parallelism.value} parallelism in mlx-lm; "
-        f"families that have it: {', '.join(divisible_families(parallelism))}"
+        f"{kind} has no {parallelism.value} parallelism in mlx-lm; "
+        f"families that have it: {', '.join(divisible_families(parallelism))}",
+        field="distributed",
     )
 
 

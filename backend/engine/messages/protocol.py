@@ -36,7 +36,7 @@ from backend.core.scoring import (
 )
 from backend.core.step import Steps
 from backend.engine.findings import Findings
-from backend.errors import BackendError, EngineFailedError
+from backend.errors import BackendError, EngineFailedError, FieldError
 
 if TYPE_CHECKING:
     from backend.cache.disk_tier import StoredNode
@@ -53,6 +53,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     kind: str
     text: str
+    field: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
@@ -60,13 +61,17 @@ class Failure(msgspec.Struct, frozen=True, tag=True, array_like=True):
         if isinstance(error, BackendError):
             # The other process knows only the classes of that one module.
             known = next(kind for kind in type(error).__mro__ if kind in _KINDS.values())
-            return cls(known.__name__, str(error))
+            field = error.field if isinstance(error, FieldError) else ""
+            return cls(known.__name__, str(error), field)
         return cls(EngineFailedError.__name__, f"{type(error).__name__}: {error}")
 
     def error(self) -> BackendError:
         """Return the error to raise here."""
         kind = _KINDS.get(self.kind, BackendError)
-        return kind.__new__(kind, self.text)
+        error = kind.__new__(kind, self.text)
+        if isinstance(error, FieldError):
+            error.field = self.field
+        return error
 
 
 BackgroundRequest: TypeAlias = (

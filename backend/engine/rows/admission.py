@@ -218,8 +218,9 @@ class Reservations:
         is_limited = options.tuning.memory.max_kv_bytes is not None
         field = "max_kv_bytes" if is_limited else "GPUMemoryUtilization"
         raise OutOfMemoryError(
-            f"{field}: is too small: {self.wish_bytes:,} bytes are for KV caches, and that of the "
-            f"shortest request takes {self._profile.row_bytes(_FEWEST_TOKENS):,}"
+            f"is too small: {self.wish_bytes:,} bytes are for KV caches, and that of the "
+            f"shortest request takes {self._profile.row_bytes(_FEWEST_TOKENS):,}",
+            field=field,
         )
 
     def require_fit(self, row: Row) -> None:

@@ -23,6 +23,7 @@ from backend.engine.trials.pass_costs import foresee, measured_probe_seconds
 from backend.engine.trials.trial_steps import at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import asks_for_several, draft_options
+from backend.model.checkpoint.gate import named
 from backend.model.checkpoint.weights import (
     MakeRoom,
     evaluate,
@@ -346,14 +347,12 @@ def _found(
     if own is None:
         return _own_head(options, model, take_head)
     directory = Path(own.model)
-    try:
+    with named("draft_model"):
         if kind := head_alone(directory):
             return take_head(kind, directory)
         if options.tuning.speculation.speculation == "mtp":
             raise UnsupportedModelError(f"{directory} is no head, and speculation is mtp")
         return take_model(own)
-    except LoadError as error:
-        raise type(error)(f"draft_model: {error}") from error
 
 
 def _own_head(
@@ -370,7 +369,7 @@ def _own_head(
             raise UnsupportedModelError(f"{directory} brings no MTP head that can be used")
     except LoadError as error:
         if wanted == "mtp":
-            raise type(error)(f"speculation: {error}") from error
+            raise type(error)(str(error), field="speculation") from error
         log.warning("the MTP head of %s is not used: %s", model.card.name, error)
     return None
 

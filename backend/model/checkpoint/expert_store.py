@@ -255,10 +255,11 @@ def open_store(
     folder_to_write = next((each for each in folders if _is_writable(each)), None)
     if folder_to_write is None:
         places = " nor ".join(map(str, folders))
-        raise LoadError(f"experts: their store cannot be written to {places}")
+        raise LoadError(f"their store cannot be written to {places}", field="experts")
     path = folder_to_write / STORE_NAME
     if not _is_ours(path):
-        raise LoadError(f"experts: {path} is in the way: this backend has not written it")
+        problem = f"{path} is in the way: this backend has not written it"
+        raise LoadError(problem, field="experts")
     _write(path, layers, sources, key)
     return ExpertStore(path, layers, key)
 
@@ -290,7 +291,8 @@ def _write(
     _remove_drafts(path)
     if size > (free := shutil.disk_usage(path.parent).free):
         raise DiskFullError(
-            f"experts: their store takes {in_words(size)}, and {path.parent} has {in_words(free)}"
+            f"their store takes {in_words(size)}, and {path.parent} has {in_words(free)}",
+            field="experts",
         )
     log.info("writing %s of experts to %s, once for this checkpoint", in_words(size), path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -310,7 +312,8 @@ def _write(
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        raise DiskFullError(f"experts: {path} cannot be written: {error.strerror}") from error
+        problem = f"{path} cannot be written: {error.strerror}"
+        raise DiskFullError(problem, field="experts") from error
     finally:
         draft.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.config import MAX_CHECKPOINT_JSON_DEPTH, Adapter, ModelOptions
-from backend.errors import LoadError
+from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     config_path,
     draft_options,
@@ -28,6 +28,7 @@ from backend.model.checkpoint.config_file import (
     require_whole,
     tensor_shapes,
 )
+from backend.model.checkpoint.contents import may_have_experts, mtp_layout
 from backend.model.checkpoint.hub import find_path, resolve, rooted
 from common.log import shortened
 from common.remedies import version_of
@@ -367,16 +368,17 @@ def template_source(option: str, models_dir: Path | None) -> str:
     path = find_path(option, models_dir)
     if path is None or not path.is_file():
         told = shortened(repr(option))
-        raise LoadError(f"chat_template: {told} is neither a file nor a Jinja template")
+        raise LoadError(f"{told} is neither a file nor a Jinja template", field="chat_template")
     try:
         size = path.stat().st_size
         _require_size(path, size, _LIMITS[".jinja"])
         # Reading one of the system's may never end.
         return path.read_text(encoding="utf-8") if size else ""
     except OSError as error:
-        raise LoadError(f"chat_template: {path} cannot be read: {error.strerror}") from error
+        problem = f"{path} cannot be read: {error.strerror}"
+        raise LoadError(problem, field="chat_template") from error
     except UnicodeDecodeError:
-        raise LoadError(f"chat_template: {path} is not UTF-8") from None
+        raise LoadError(f"{path} is not UTF-8", field="chat_template") from None
 
 
 def require_possible(options: ModelOptions) -> None:
@@ -393,11 +395,11 @@ def require_possible(options: ModelOptions) -> None:
 
 @contextlib.contextmanager
 def named(field: str) -> Iterator[None]:
-    """Have an error begin with the field or option whose value it is about."""
+    """Have an error tell the field or option whose value it is about."""
     try:
         yield
     except LoadError as error:
-        raise type(error)(f"{field}: {error}") from error
+        raise type(error)(str(error), field=field) from error
 
 
 def tokenizer_named(options: ModelOptions) -> contextlib.AbstractContextManager[None]:
@@ -416,6 +418,11 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
         with named("draft_model"):
             require_sound(Path(draft))
             config_path(Path(draft))
+    elif options.tuning.speculation.speculation == "mtp" and mtp_layout(directory) is None:
+        problem = f"{directory} brings no MTP head that can be used"
+        raise UnsupportedModelError(problem, field="speculation")
+    if options.tuning.checkpoint.keeps_experts_on_disk and not may_have_experts(directory):
+        raise LoadError("the model has none that could stay on disk", field="experts")
     with tokenizer_named(options):
         require_sound(tokenizer_directory(options, directory))
     for adapter in options.adapters:

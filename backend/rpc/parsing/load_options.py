@@ -287,21 +287,19 @@ DTYPES = {
 
 # Errors of what a caller has named; others are of this machine, or of the engine.
 _OF_CALLERS = (LoadError, ModelNotFoundError, UnsupportedModelError, UnreadableTokenizerError)
-_NAMES = {*pb.ModelOptions.DESCRIPTOR.fields_by_name, *OPTION_FIELDS}
-_FIRST_NAME = re.compile(r"(\w+)[:\[]")
 
 
 @contextmanager
 def model_named(request: pb.ModelOptions) -> Iterator[None]:
-    """Have an error of a load name the field of the model, unless it names another."""
+    """Have an error of a load tell the field of the model, unless it has another."""
     try:
         yield
     except LoadError as error:
-        name, text = _FIRST_NAME.match(str(error)), str(error)
-        if type(error) not in _OF_CALLERS or (name and name[1] in _NAMES):
+        if error.field or type(error) not in _OF_CALLERS:
             raise
+        text = str(error)
         is_file = not request.Model or (request.ModelFile and request.ModelFile in text)
-        raise type(error)(f"{'ModelFile' if is_file else 'Model'}: {text}") from error
+        raise type(error)(text, field="ModelFile" if is_file else "Model") from error
 
 
 PATH_FIELDS = ("Model", "ModelFile", "ModelPath", "Tokenizer", "DraftModel")

@@ -70,7 +70,7 @@ from backend.engine.messages.protocol import (
 from backend.engine.port import Pace
 from backend.engine.rows.pacing import PrefillPacer
 from backend.engine.rows.row import Row
-from backend.errors import GrammarError, GroupLostError
+from backend.errors import DiskFullError, FieldError, GrammarError, GroupLostError
 
 pytestmark = pytest.mark.mlx
 
@@ -213,11 +213,15 @@ def test_arrays_follow_a_message_as_raw_buffers(kinds):
         np.testing.assert_array_equal(back[name], sent)
 
 
-@pytest.mark.parametrize("error", [GroupLostError("rank 1"), GrammarError("bad")])
-def test_errors_keep_their_class_and_text(error):
+@pytest.mark.parametrize(
+    "error", [GroupLostError("rank 1"), GrammarError("bad"), DiskFullError("full", field="experts")]
+)
+def test_errors_keep_their_class_their_text_and_their_field(error):
     codec = Codec(News)
     back = codec.decode(codec.encode(Failed(Failure.of(error)))).failure.error()
     assert (type(back), str(back)) == (type(error), str(error))
+    if isinstance(error, FieldError):
+        assert (back.field, back.problem) == (error.field, error.problem)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class _Encoder:
         try:
             found = columns(tokenizer, job.reading, job.text, job.second)
         except InvalidRequestError as error:
-            return REFUSAL + str(error).removeprefix(f"{error.field}: ").encode()
+            return REFUSAL + error.problem.encode()
         return b"".join([NUMBERS, *(array(NUMBER_TYPE, column).tobytes() for column in found)])
 
 

@@ -64,7 +64,7 @@ def _answers(job: Job) -> Iterator[Mapping[str, Any] | str]:
     try:
         text = _bounded(template.render(job.messages, job.tools, job.options))
     except InvalidRequestError as error:
-        yield {"field": error.field, "problem": str(error).removeprefix(f"{error.field}: ")}
+        yield {"field": error.field, "problem": error.problem}
         return
     yield text
     if job.branches:
