@@ -97,7 +97,9 @@ def test_a_model_that_is_none_ends_the_server_with_its_reason():
     )
     assert done.returncode == 1
     assert "LoadModel of nope failed: there is no model 'nope'" in done.stderr
-    assert "CRITICAL backend.rpc.server: nope is not loaded: Model: there is no model" in done.stderr
+    assert (
+        "CRITICAL backend.rpc.server: nope is not loaded: Model: there is no model" in done.stderr
+    )
 
 
 def test_switched_off_nothing_is_preloaded():

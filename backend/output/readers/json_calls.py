@@ -71,11 +71,13 @@ class _NamedCall:
     def is_whole(self) -> bool:
         return self._arguments.is_whole
 
-    @property
-    def can_close(self) -> bool:
-        """Whether the call is complete if the reply ends here: arguments may be missing."""
-        if self.is_over or self._step != self._before_arguments or self._is_nameless:
+    def finish(self) -> bool:
+        """End the text; tell whether the call is complete: arguments may be missing."""
+        self._arguments.finish()
+        if self.is_over or self._is_nameless:
             return self.is_over
+        if self._step != self._before_arguments:
+            return self.is_whole
         return not (self._has_lead_in or self._calls.lacks_arguments(self._name, "{}"))
 
     def read(self, text: str, position: int) -> int:
@@ -246,8 +248,7 @@ class _ObjectCall:
     def is_whole(self) -> bool:
         return self.is_over
 
-    @property
-    def can_close(self) -> bool:
+    def finish(self) -> bool:
         return self.is_over or self._may_lack_brace
 
     def read(self, text: str, position: int) -> int:
@@ -480,7 +481,7 @@ class CallBlockReader(SteppingReader):
         if truncated:
             return ReaderOutput()
         self._begin("")
-        if self._is_in_call and self._call.can_close:
+        if self._is_in_call and self._call.finish():
             self._close_call(0)
         deltas = self._outbox.end("")
         return ReaderOutput(deltas, rejected=self.held if self.is_mid_call else "")

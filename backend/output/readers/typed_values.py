@@ -421,6 +421,11 @@ class JsonArguments:
             piece, self.missing_end = piece[:-1], piece[-1]
         return self._certain(piece), position
 
+    def finish(self) -> None:
+        """End the text: a `null` is whole, and no longer the beginning of another word."""
+        if self._has_begun and not (self._is_object or self.is_whole):
+            self.read_from(" ", 0)
+
     def _certain(self, piece: str) -> str:
         """Return a piece, with those before it, once they are certain to be arguments."""
         self._doubtful.append(piece)

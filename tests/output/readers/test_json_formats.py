@@ -130,6 +130,15 @@ def test_arguments_leave_as_they_are_written(name, head):
     ]
 
 
+@pytest.mark.parametrize(("end", "expected"), [("null", ["f"]), (" null ", ["f"]), ("nul", [])])
+def test_null_at_the_end_of_a_reply_is_no_arguments(end, expected):
+    router = make_router("mistral")
+    deltas = [*router.feed(f"[TOOL_CALLS]f[ARGS]{end}"), *router.finish(truncated=False)]
+    calls = [each for each in deltas if isinstance(each, ToolCallDelta)]
+    assert [each.name for each in calls if each.name] == expected
+    assert [each.arguments for each in calls if each.arguments] == ["{}"] * len(expected)
+
+
 def test_a_json_answer_is_not_held_up():
     router = make_router("llama3_json")
     text = '{"name": "Ada", "parameters": {"a": 1}}'
