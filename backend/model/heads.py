@@ -21,7 +21,7 @@ from backend.model.checkpoint.config_file import (
     require_sensible,
     require_weights,
 )
-from backend.model.checkpoint.contents import (
+from backend.model.checkpoint.extras import (
     GLM5_NEXT,
     NEMOTRON,
     NEXTN,

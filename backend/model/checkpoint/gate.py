@@ -28,7 +28,7 @@ from backend.model.checkpoint.config_file import (
     require_whole,
     tensor_shapes,
 )
-from backend.model.checkpoint.contents import may_have_experts, mtp_layout
+from backend.model.checkpoint.extras import may_have_experts, mtp_layout
 from backend.model.checkpoint.hub import find_path, resolve, rooted
 from common.log import shortened
 from common.remedies import version_of
