@@ -194,6 +194,13 @@ _FAILURES = (OSError, ValueError, msgspec.MsgspecError)
 log = logging.getLogger(__name__)
 
 
+async def start_process() -> Process:
+    """Start `python -m backend.jobs`, which waits for a job."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "backend.jobs"), stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
+    )
+
+
 class JobProcess:
     """Runs one job; followers see its latest progress, and at last its final one.
 
@@ -244,9 +251,7 @@ class JobProcess:
 
     async def _follow(self) -> None:
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "backend.jobs"), stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
-            )
+            self._process = await start_process()
             await self._read(self._process)
         except _FAILURES as error:
             await self._tell_end(FAILED, f"the job's process cannot be followed: {error}")

@@ -4,10 +4,10 @@ import asyncio
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
+from real_process import child_jobs
 
 from backend.demo import MODEL_DIR
 from backend.jobs.job import FAILED, STOPPED, JobProcess, Progress, Quantization
@@ -32,20 +32,6 @@ def quantization(tmp_path, **fields):
 
 def names(directory) -> list[str]:
     return [path.name for path in directory.iterdir()]
-
-
-def command_of(process: str) -> bytes:
-    try:
-        return Path("/proc", process, "cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
-def only_child() -> int:
-    """Return the one process that this one has started as a job."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    (child,) = (child for child in children if b"backend.jobs" in command_of(child))
-    return int(child)
 
 
 async def told(process, is_awaited):
@@ -81,7 +67,7 @@ async def test_a_job_finds_the_classes_of_transformers_in_their_index(tmp_path, 
 async def test_a_job_has_the_lowest_priority(tmp_path):
     process = JobProcess(quantization(tmp_path))
     await told(process, lambda progress: progress.status == "quantizing")
-    assert os.getpriority(os.PRIO_PROCESS, only_child()) == 19
+    assert [os.getpriority(os.PRIO_PROCESS, each) for each in child_jobs()] == [19]
     await process.stop()
 
 
@@ -103,7 +89,8 @@ async def test_a_job_that_is_stopped_before_it_begins_leaves_nothing(tmp_path):
 async def test_what_is_left_of_a_job_that_was_killed_is_told_and_in_nobodys_way(tmp_path):
     killed = JobProcess(quantization(tmp_path))
     await told(killed, lambda progress: progress.message == "comparing perplexities")
-    os.kill(only_child(), 9)
+    (child,) = child_jobs()
+    os.kill(child, 9)
     last = await killed.result()
     assert (last.status, "was ended by signal 9" in last.message) == (FAILED, True)
     assert names(tmp_path) == [".small.partial"]

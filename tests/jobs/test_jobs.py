@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import mlx.core as mx
 import pytest
+from real_process import child_jobs
 from serving import Served, Stderr, code_of, served
 
 from backend.demo import MODEL_DIR
@@ -276,7 +277,7 @@ async def test_a_job_that_is_killed_fails_with_its_signal_and_its_checkpoints_ar
         updates = backend.stub.FineTuneProgress(pb.FineTuneProgressRequest(job_id=started.job_id))
         while not (update := await updates.read()).checkpoint_path:
             pass
-        (process,) = children()
+        (process,) = child_jobs()
         os.kill(process, signal.SIGKILL)
         last = await last_of(updates)
         assert last.status == "failed"
@@ -291,20 +292,6 @@ async def test_a_job_that_is_killed_fails_with_its_signal_and_its_checkpoints_ar
         )
 
 
-def children() -> list[int]:
-    """Return the processes that this one has started as jobs."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes()
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            continue
-        if b"backend.jobs" in words and parent == os.getpid():
-            found.append(int(entry.name))
-    return found
-
-
 async def test_a_job_ends_with_the_server(tmp_path, dataset):
     async with served() as backend:
         fields = lora(dataset, tmp_path / "out", max_steps=100_000)
@@ -312,7 +299,7 @@ async def test_a_job_ends_with_the_server(tmp_path, dataset):
         updates = backend.stub.FineTuneProgress(pb.FineTuneProgressRequest(job_id=started.job_id))
         while (await updates.read()).status != "training":
             pass
-    assert children() == []
+    assert child_jobs() == []
 
 
 async def test_what_cannot_be_quantised_or_trained_fails_in_plain_words(tmp_path, dataset):

@@ -3,13 +3,16 @@
 An engine process spends two thirds of its start on imports. Here it is what `python -m
 backend.rank` would be: a child of this process, with its arguments, environment, connection and
 stderr, fresh from the imports; likewise a process that renders templates, writes grammars, tries
-patterns or reads long texts. As a program, this module is the process that they are forked from.
+patterns or reads long texts, and one of a job. As a program, this module is the process that they
+are forked from.
 """
 
+import asyncio
 import ctypes
 import gc
 import importlib
 import json
+import logging
 import os
 import platform
 import signal
@@ -37,13 +40,16 @@ HELPERS = tuple(
         "backend.model.text.pattern_trial",
     )
 )
-# What an engine would import in the end, for one model or another.
+JOBS = "backend.jobs.job", "start_process"
+JOB_NAME = "backend.jobs"
+# What an engine or a job would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.boot", "scripts.faulty_rank"),
     "backend.cpu.install",
     *("backend.sampling.grammar.compiler", "numpy.random", "multiprocessing.synchronize"),
     *("backend.engine.grammars.writing", "backend.media.decoding_process"),
     *(f"backend.model.text.isolated.{name}" for name in ("backtracking", "encoding")),
+    *(f"{JOB_NAME}.{name}" for name in ("__main__", "finetuning", "quantization")),
     *("mlx_lm.models.llama", "mlx_lm.models.qwen3", "transformers.models.auto"),
     *("mlx_vlm.utils", "mlx_vlm.models.qwen3_vl", "mlx_vlm.models.gemma4", "PIL.ImageFile"),
 )
@@ -77,6 +83,32 @@ class Forked(subprocess.Popen):
         self._child_created = True
 
 
+class ForkedJob:
+    """A forked job with its pipes, as `asyncio.subprocess.Process` has them."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self._process = process
+        self.stdout = asyncio.StreamReader()
+
+    async def connect(self, commands: int, progress: int) -> None:
+        loop = asyncio.get_running_loop()
+        protocol = asyncio.StreamReaderProtocol(self.stdout)
+        await loop.connect_read_pipe(lambda: protocol, os.fdopen(progress, "rb"))
+        self.stdin, _ = await loop.connect_write_pipe(
+            asyncio.BaseProtocol, os.fdopen(commands, "wb")
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._process.wait)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 class Nursery:
     """Starts processes; one that might differ from a forked one is started as the product does."""
 
@@ -96,6 +128,7 @@ class Nursery:
         if self._orders is not None:
             for place in HELPERS:
                 self._replace(place, self.start_helper)
+            self._replace(JOBS, self.start_job)
 
     def close(self) -> None:
         for (module, name), start in self._starts.items():
@@ -125,6 +158,18 @@ class Nursery:
             return start(module, number, is_heard=is_heard, niceness=niceness)
         words = [module, str(int(is_heard)), str(niceness)]
         return Forked([], lambda: self._fork("helper", words, [number]))
+
+    async def start_job(self) -> Any:
+        if not self._is_alike():
+            return await self._starts[JOBS]()
+        commands, orders = os.pipe()
+        news, progress = os.pipe()
+        process = Forked([], lambda: self._fork("job", [str(Path.cwd())], [commands, progress]))
+        for descriptor in (commands, progress):
+            os.close(descriptor)
+        job = ForkedJob(process)
+        await job.connect(orders, news)
+        return job
 
     def _is_alike(self) -> bool:
         """Tell whether a process would start with the imports of a forked one."""
@@ -248,6 +293,23 @@ def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
     sys.exit()
 
 
+def be_job(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
+    """Become what `python -m backend.jobs` is."""
+    from backend.jobs.__main__ import main as run_job
+
+    _, (directory,), environment, _ = order
+    for descriptor, number in zip(descriptors, (2, 0, 1), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    Path("/proc/self/comm").write_text(JOB_NAME)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    code = run_job()
+    logging.shutdown()
+    os._exit(code)
+
+
 def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
     """Leave a copy of this process as it is, and return the connection for orders to it."""
     orders, theirs = connection()
@@ -260,6 +322,9 @@ def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
         os._exit(0)
     theirs.close()
     return orders
+
+
+PROGRAMS = {"helper": be_helper, "job": be_job}
 
 
 def main() -> None:
@@ -288,9 +353,9 @@ def serve(orders: socket.socket) -> None:
             orders.close()
             os.close(begun)
             program, _, _, inherited = order
-            if program == "helper":
+            if program in PROGRAMS:
                 os.close(beginning)
-                be_helper(order, descriptors)
+                PROGRAMS[program](order, descriptors)
             if inherited:
                 os.setsid()
             os.close(beginning)

@@ -1,6 +1,7 @@
 """A backend in a process of its own, and what the system tells of it."""
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -102,3 +103,18 @@ def read_until_written(stream: Any, *files: Path) -> None:
         if all(file.exists() for file in files):
             break
     stream.cancel()
+
+
+def child_jobs() -> list[int]:
+    """Return the processes that this one has started as jobs, forked or not."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes()
+            name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+        except (OSError, ValueError):
+            continue
+        is_job = name == "backend.jobs" or b"backend.jobs" in words
+        if is_job and int(rest.split()[1]) == os.getpid():
+            found.append(int(entry.name))
+    return found
