@@ -234,6 +234,7 @@ async def test_who_has_the_last_event_finds_the_request_in_the_snapshot_no_more(
 ):
     await engine.load(options(tiny_models("llama")))
     running = asyncio.create_task(collect(engine, endless_request("z")))
+    await until(lambda: engine.status().state is EngineState.BUSY)
     generated = 0
     for i in range(40):
         await collect(engine, make_request(f"r{i}", prompt_of(5, i), max_tokens=1 + i % 7))

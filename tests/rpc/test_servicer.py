@@ -29,7 +29,7 @@ from backend.config import (
     ModelOptions,
 )
 from backend.core.step import FinishReason, TokenStep
-from backend.errors import InvalidRequestError
+from backend.errors import InvalidRequestError, LoadError
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.generation_fields import generation_call
 from common.machine_memory import Heap
@@ -310,17 +310,16 @@ async def test_a_failed_load_is_a_status_with_the_reason(error, code):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told", "expected"),
+    ("fields", "error", "expected"),
     [
-        ({"Model": "x", "ModelFile": "/y"}, "/y has no weights", "ModelFile: /y has no weights"),
-        ({"ModelFile": "/y"}, "odd", "ModelFile: odd"),
-        ({"Model": "x"}, "LoraAdapters[1]: odd", "LoraAdapters[1]: odd"),
-        ({"Model": "x"}, "draft_model: odd", "draft_model: odd"),
-        ({"Model": "x"}, "odd: thing", "Model: odd: thing"),
+        ({"Model": "x", "ModelFile": "/y"}, LoadError("/y is empty"), "ModelFile: /y is empty"),
+        ({"ModelFile": "/y"}, LoadError("odd"), "ModelFile: odd"),
+        ({"Model": "x"}, LoadError("odd", field="draft_model"), "draft_model: odd"),
+        ({"Model": "x"}, LoadError("odd: thing"), "Model: odd: thing"),
     ],
 )
-async def test_an_error_of_a_load_begins_with_one_field(fields, told, expected):
-    engine = ScriptedEngine(load_error=errors.LoadError(told), loaded=False)
+async def test_an_error_of_a_load_begins_with_one_field(fields, error, expected):
+    engine = ScriptedEngine(load_error=error, loaded=False)
     async with served(engine) as channel:
         call = stub(channel).LoadModel(pb.ModelOptions(**fields))
         assert await code_of(call) == (CODE.INVALID_ARGUMENT, expected)
