@@ -309,10 +309,10 @@ NEVER = {
 
 @pytest.mark.parametrize(("spoil", "options", "problem"), NEVER.values(), ids=NEVER)
 async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_serving(
-    decoders, tmp_path, spoil, options, problem
+    shared, decoders, tmp_path, spoil, options, problem
 ):
     spoil(bad := shutil.copytree(decoders[1], tmp_path / "bad"))
-    async with served(decoders[0]) as backend:
+    async with shared(decoders[0]) as backend:
         process = backend.engine.process_id
         running = asyncio.create_task(stream(backend.stub, LONG))
         await until(lambda: backend.engine.status().metrics["slots_taken"])
