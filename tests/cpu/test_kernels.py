@@ -27,6 +27,17 @@ def compiler(tmp_path, script):
     return kept, str(found)
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A path of a compiler that has compiled the kernels already, and only copies them."""
+    directory = tmp_path_factory.mktemp("compiled")
+    directory.chmod(0o700)
+    load_kernels(directory)
+    (library,) = directory.iterdir()
+    _, found = compiler(tmp_path_factory.mktemp("copier"), f'cp {library} "$8"')
+    return found
+
+
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -56,30 +67,30 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 100, 9000])
-def test_kernels_that_were_cut_short_are_compiled_again(tmp_path, size):
+def test_kernels_that_were_cut_short_are_compiled_again(tmp_path, compiled, size):
     tmp_path.chmod(0o700)
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     (library,) = tmp_path.iterdir()
     whole = library.read_bytes()
     library.unlink()
     library.write_bytes(whole[:size])
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     assert library.stat().st_size == len(whole)
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])
-def test_kernels_that_others_could_write_are_not_loaded(tmp_path, mode):
+def test_kernels_that_others_could_write_are_not_loaded(tmp_path, compiled, mode):
     tmp_path.chmod(0o700)
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     (library,) = tmp_path.iterdir()
     library.chmod(mode)
     with pytest.raises(OSError, match="no C compiler"):
         load_kernels(tmp_path, path="")
 
 
-def test_they_are_compiled_once_for_a_private_directory(tmp_path):
+def test_they_are_compiled_once_for_a_private_directory(tmp_path, compiled):
     tmp_path.chmod(0o700)
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     (library,) = tmp_path.iterdir()
     written = library.stat().st_mtime_ns
     load_kernels(tmp_path, path="")
@@ -87,9 +98,9 @@ def test_they_are_compiled_once_for_a_private_directory(tmp_path):
     assert library.stat().st_mtime_ns == written
 
 
-def test_a_directory_of_everybodys_has_a_part_for_each_user(tmp_path):
+def test_a_directory_of_everybodys_has_a_part_for_each_user(tmp_path, compiled):
     tmp_path.chmod(0o1777)
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     (own,) = tmp_path.iterdir()
     assert own.stat().st_mode & 0o7777 == 0o700
     load_kernels(tmp_path, path="")
@@ -98,7 +109,7 @@ def test_a_directory_of_everybodys_has_a_part_for_each_user(tmp_path):
         load_kernels(tmp_path, path="")
 
 
-def test_they_are_not_kept_where_others_could_exchange_them(tmp_path):
+def test_they_are_not_kept_where_others_could_exchange_them(tmp_path, compiled):
     tmp_path.chmod(0o777)
-    load_kernels(tmp_path)
+    load_kernels(tmp_path, path=compiled)
     assert not list(tmp_path.iterdir())

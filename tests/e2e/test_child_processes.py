@@ -108,20 +108,23 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
     assert not [value for value in (SESAME, "word") if value in log]
 
 
-@pytest.mark.parametrize("shadowed", ["", "json", "mlx_lm"])
-def test_variables_with_which_no_engine_starts_leave_the_model_and_its_streams(tmp_path, shadowed):
-    name, value = ("PYTHONPATH", str(tmp_path)) if shadowed else ("PYTHONHOME", "/nowhere")
-    (tmp_path / f"{shadowed}.py").write_text("raise ImportError", encoding="utf-8")
+def test_variables_with_which_no_engine_starts_leave_the_model_and_its_streams(tmp_path):
+    variables = [b"PYTHONHOME=/nowhere"]
+    for shadowed in ("json", "mlx_lm"):
+        (tmp_path / shadowed).mkdir()
+        (tmp_path / shadowed / f"{shadowed}.py").write_text("raise ImportError", encoding="utf-8")
+        variables.append(f"PYTHONPATH={tmp_path / shadowed}".encode())
     with real_backend(tmp_path / "log") as backend:
         backend.load("demo")
         request = pb.PredictOptions(Prompt="Once", Tokens=0, IgnoreEOS=True)
         stream = backend.stub.PredictStream(request, timeout=TIMEOUT_S)
         next(stream)
-        with pytest.raises(grpc.RpcError) as caught:
-            backend.load("demo", EnvVars=[f"{name}={value}".encode()])
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert caught.value.details().startswith("EnvVars: no engine starts with them")
-        next(stream)
+        for variable in variables:
+            with pytest.raises(grpc.RpcError) as caught:
+                backend.load("demo", EnvVars=[variable])
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert caught.value.details().startswith("EnvVars: no engine starts with them")
+            next(stream)
         stream.cancel()
         backend.load("demo", EnvVars=[b"A_VARIABLE=1"])
 
