@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,7 @@ def tied(start: Callable[[list[int]], Process]) -> Process:
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+_starter = ThreadPoolExecutor(1, "starter")
 
 
 async def in_own_thread(
@@ -225,7 +227,8 @@ async def in_own_thread(
     """
     outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
     work = partial(_work, outcome, partial(function, *args, **kwargs))
-    threading.Thread(target=work, name=function.__name__, daemon=True).start()
+    # A start waits until the thread runs: on a busy machine that would hold up the event loop.
+    _starter.submit(threading.Thread(target=work, name=function.__name__, daemon=True).start)
     return await outcome
 
 

@@ -1,6 +1,7 @@
 """Work on a thread that nobody has to wait for."""
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -38,3 +39,15 @@ async def test_whoever_leaves_does_not_wait_for_the_work():
     await asyncio.wait([task])
     assert task.cancelled()
     go_on.set()
+
+
+async def test_another_thread_waits_until_it_runs():
+    await in_own_thread(int)
+    called = set()
+    sys.setprofile(lambda frame, _event, _value: called.add(frame.f_code))
+    try:
+        await in_own_thread(int)
+    finally:
+        sys.setprofile(None)
+    assert threading.Thread.__init__.__code__ in called
+    assert threading.Thread.start.__code__ not in called

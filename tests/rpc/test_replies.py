@@ -1,5 +1,5 @@
-import asyncio
 import json
+import threading
 from array import array
 
 import pytest
@@ -19,13 +19,13 @@ from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.scoring_fields import embedding_result
 from backend.rpc.servicer import (
-    IDS_PER_TURN,
+    IDS_PER_PIECE,
     completion_reply,
     increment_reply,
     token_response,
 )
 
-IDS = list(range(8 * IDS_PER_TURN + 1))
+IDS = list(range(8 * IDS_PER_PIECE + 1))
 USAGE = Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3, prefill_ms=1.5, decode_ms=2.5)
 STOP = Finish(FinishReason.STOP)
 CALL = ToolCallDelta(0, "c0", "get_weather", '{"city": ')
@@ -100,27 +100,25 @@ def test_without_logprobs_there_is_no_json():
     assert increment_reply(increment(finish=STOP)).logprobs == b""
 
 
-async def test_others_have_their_turns_while_many_ids_are_written():
-    turns = 0
+class NotingList(list):
+    """Notes the threads that take parts of it."""
 
-    async def take_turns():
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    def __init__(self, values):
+        super().__init__(values)
+        self.threads = set()
 
-    async def write():
-        nonlocal turns
-        turns = 0
-        return pb.TokenizationResponse.FromString(await token_response(IDS))
+    def __getitem__(self, place):
+        self.threads.add(threading.current_thread())
+        return super().__getitem__(place)
 
-    async with asyncio.TaskGroup() as group:
-        others = group.create_task(take_turns())
-        reply = await group.create_task(write())
-        others.cancel()
-    assert list(reply.tokens) == IDS
-    assert reply.length == len(reply.tokens)
-    assert turns >= 8
+
+async def test_many_ids_are_not_written_on_the_event_loop():
+    ids = NotingList(IDS)
+    reply = pb.TokenizationResponse.FromString(await token_response(ids))
+    assert (list(reply.tokens), reply.length) == (IDS, len(IDS))
+    assert threading.main_thread() not in ids.threads
+    few = pb.TokenizationResponse.FromString(await token_response(IDS[:5]))
+    assert (list(few.tokens), few.length) == (IDS[:5], 5)
 
 
 @pytest.mark.parametrize(("dim", "vectors"), [(3, 1), (31, 1), (32, 1), (33, 1), (128, 130)])
