@@ -401,6 +401,8 @@ def _context_length(
         positions -= int(config.get("pad_token_id", 1)) + 1
     path = directory / _SENTENCE_CONFIG
     trained = read_json(path, dict).get("max_seq_length") if path.is_file() else None
+    if not isinstance(trained, int | float | None):
+        raise LoadError(f"{path}: max_seq_length is not a number")
     wanted = options.max_model_len or trained
     if not wanted or (positions and wanted > positions):
         if options.max_model_len:

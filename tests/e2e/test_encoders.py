@@ -176,6 +176,16 @@ async def test_as_many_tokens_as_there_are_positions_fit(encoders, model_type):
     assert "129 tokens do not fit: this model's maximum context length is 128 tokens" in details
 
 
+async def test_a_length_that_is_no_number_is_refused_by_its_file(tmp_path):
+    directory = build_encoder("bert", tmp_path / "m")
+    (directory / "sentence_bert_config.json").write_text('{"max_seq_length": "many"}')
+    async with served() as backend:
+        code, details = await code_of(backend.load(directory))
+    assert code is INVALID
+    assert details.startswith("Model: ")
+    assert "sentence_bert_config.json: max_seq_length is not a number" in details
+
+
 async def test_a_checkpoint_says_how_long_its_texts_were(tmp_path):
     directory = build_encoder("bert", tmp_path / "m")
     (directory / "sentence_bert_config.json").write_text('{"max_seq_length": 8}')

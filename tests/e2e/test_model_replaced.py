@@ -188,6 +188,16 @@ NEVER = {
     "no config": (without("config.json"), {}, "has no config.json"),
     "no weights": (without("model.safetensors"), {}, "has no weights"),
     "a truncated weight file": (with_text("model.safetensors", "x" * 99), {}, "safetensors"),
+    "an index without files": (
+        with_text("model.safetensors.index.json", '{"weight_map": ["a"]}'),
+        {},
+        "weight_map is not an object of file names",
+    ),
+    "an index of a file that cannot be": (
+        with_text("model.safetensors.index.json", json.dumps({"weight_map": {"a": "x" * 5000}})),
+        {},
+        "is incomplete: 1 of 1 weight files are missing, xxx",
+    ),
     "no tokenizer": (without("tokenizer.json"), {}, ""),
     "a tokenizer that is none": (with_text("tokenizer.json", "{}"), {}, ""),
     "a pipe": (with_pipe("generation_config.json"), {}, "is not a regular file"),

@@ -20,6 +20,7 @@ from backend.config import (
 from backend.core.scoring import DecisionProfile, EmbeddingProfile, Pooling, RerankerKind
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.upstream import import_mlx_lm
+from common.log import shortened
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 2**20
@@ -336,15 +337,22 @@ def require_weights(directory: Path) -> None:
 
 
 def _require_listed(directory: Path) -> None:
-    index = directory / WEIGHTS_INDEX
-    if not index.is_file():
-        return
-    shards = set(read_json(index, dict).get("weight_map", {}).values())
-    if missing := sorted(shard for shard in shards if not (directory / shard).is_file()):
+    shards = set(indexed_files(directory).values())
+    present = {path.name for path in directory.iterdir() if path.is_file()}
+    if missing := sorted(shards - present):
         raise LoadError(
             f"{directory} is incomplete: {len(missing)} of {len(shards)} weight files are "
-            f"missing, {missing[0]} among them"
+            f"missing, {shortened(missing[0])} among them"
         )
+
+
+def indexed_files(directory: Path) -> Mapping[str, str]:
+    """Return the file of each weight by the index of a checkpoint; empty without an index."""
+    index = directory / WEIGHTS_INDEX
+    files = read_json(index, dict).get("weight_map", {}) if index.is_file() else {}
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise LoadError(f"{index}: weight_map is not an object of file names")
+    return files
 
 
 def read_generation_config(directory: Path) -> Mapping[str, Any]:
@@ -589,6 +597,8 @@ def _profile(parts: Sequence[str], modes: Sequence[str], default: Pooling) -> Em
 def _parts(path: Path) -> list[str]:
     """Return the types of a model's parts, in lower case."""
     modules = read_json(path, list) if path.is_file() else []
+    if not all(isinstance(module, dict) for module in modules):
+        raise LoadError(f"{path} has parts that are not objects")
     return [str(module.get("type")).rpartition(".")[2].lower() for module in modules]
 
 
@@ -596,6 +606,9 @@ def _pooling_modes(path: Path) -> list[str]:
     """Return the enabled modes, which are given as flags or as a list of names."""
     pooling = read_json(path, dict) if path.is_file() else {}
     if modes := pooling.get("pooling_mode"):
-        return [modes] if isinstance(modes, str) else [str(mode) for mode in modes]
+        names = modes if isinstance(modes, list) else [modes]
+        if not all(isinstance(name, str) for name in names):
+            raise LoadError(f"{path}: pooling_mode is neither a name nor a list of names")
+        return names
     flags = [name for name, value in pooling.items() if value is True]
     return [match["mode"] for flag in flags if (match := _POOLING_FLAG.fullmatch(flag))]

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from backend.model.checkpoint.config_file import (
-    WEIGHTS_INDEX,
     WEIGHTS_PATTERN,
+    indexed_files,
     read_config,
-    read_json,
     tensor_shapes,
 )
 
@@ -40,7 +39,7 @@ def mtp_layout(directory: Path) -> MtpLayout | None:
     """Return the layout of the MTP head in a model's checkpoint, if it contains one."""
     config = read_config(directory)
     text = config.get("text_config") or {}
-    types = {config.get("model_type"), text.get("model_type")}
+    types = {str(level.get("model_type")) for level in (config, text)}
     layouts = [layout for layout in _LAYOUTS if types & layout.families]
     names = weight_names(directory) if layouts else ()
     layers = {**config, **text}.get("num_hidden_layers")
@@ -57,9 +56,8 @@ def may_have_experts(directory: Path) -> bool:
 
 def weight_names(directory: Path) -> Set[str]:
     """Return the names of a checkpoint's weights, from its index or the headers of its files."""
-    index = directory / WEIGHTS_INDEX
-    if index.is_file():
-        return set(read_json(index, dict).get("weight_map", {}))
+    if files := indexed_files(directory):
+        return files.keys()
     return {name for path in directory.glob(WEIGHTS_PATTERN) for name in tensor_shapes(path)}
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -58,9 +59,19 @@ def test_what_is_not_known_here_is_an_obstacle(tmp_path, flags, parts, config, o
     assert obstacle in embedding_profile(tmp_path, "m", config).obstacle
 
 
-def test_a_broken_file_fails_the_load(tmp_path):
-    (tmp_path / "modules.json").write_text("{}")
-    with pytest.raises(LoadError, match=r"modules\.json is not a JSON array"):
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("modules.json", "{}", "is not a JSON array"),
+        ("modules.json", "[1]", "has parts that are not objects"),
+        ("1_Pooling/config.json", '{"pooling_mode": 3}', "pooling_mode is neither a name nor"),
+        ("1_Pooling/config.json", '{"pooling_mode": [3]}', "pooling_mode is neither a name nor"),
+    ],
+)
+def test_a_broken_file_fails_the_load(tmp_path, name, text, problem):
+    write(tmp_path, pooling={})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(LoadError, match=f"{re.escape(name)}:? {problem}"):
         embedding_profile(tmp_path, "m", {})
 
 
