@@ -139,7 +139,11 @@ def without(name):
 
 
 def with_text(name, text):
-    return lambda directory: (directory / name).write_text(text)
+    def write(directory):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
+
+    return write
 
 
 def with_pipe(name):
@@ -246,6 +250,16 @@ NEVER = {
         lambda directory: (directory / "draft").mkdir(),
         {"Options": ["draft_model:{}/draft"]},
         "is not an MLX or safetensors model: it has no config.json",
+    ),
+    "a draft model of no type": (
+        with_text("../draft/config.json", '{"model_type": ["llama"]}'),
+        {"Options": ["draft_model:{}/../draft"]},
+        "config.json does not name a model_type",
+    ),
+    "a draft model of no JSON": (
+        with_text("../draft/config.json", "{"),
+        {"Options": ["draft_model:{}/../draft"]},
+        "draft/config.json cannot be read: ",
     ),
     "a head that is not there": (
         lambda _: None,

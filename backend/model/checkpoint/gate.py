@@ -393,6 +393,12 @@ def require_possible(options: ModelOptions) -> None:
         require_loadable(own, place.absolute())
 
 
+def _require_typed(path: Path) -> None:
+    """Refuse a draft model's config that is none; some heads have no model type."""
+    if not isinstance(read_json(path, dict).get("model_type"), str | None):
+        raise UnsupportedModelError(f"{path} does not name a model_type")
+
+
 @contextlib.contextmanager
 def named(field: str) -> Iterator[None]:
     """Have an error tell the field or option whose value it is about."""
@@ -417,7 +423,7 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
     if draft := options.tuning.speculation.draft_model:
         with named("draft_model"):
             require_sound(Path(draft))
-            config_path(Path(draft))
+            _require_typed(config_path(Path(draft)))
     elif options.tuning.speculation.speculation == "mtp" and mtp_layout(directory) is None:
         problem = f"{directory} brings no MTP head that can be used"
         raise UnsupportedModelError(problem, field="speculation")
