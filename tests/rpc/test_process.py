@@ -230,14 +230,25 @@ def test_matrix_products_take_no_more_threads_than_cores_and_host_allow(start, g
     assert int(backend.announced(MOST_THREADS)) == most
 
 
+HEAP_BYTES = 64 * 2**20
+
+
 def heaps_of(pid):
-    """Return the addresses of glibc's heaps beside the first: they lie at multiples of 64 MiB."""
-    mappings = re.findall(
-        r"^([0-9a-f]+)-[0-9a-f]+ rw-p 0+ 00:00 0\s*$",
+    """Return the addresses of glibc's heaps beside the first.
+
+    They lie at multiples of their size, and what is not used yet is reserved: other mappings may
+    lie there too, by chance.
+    """
+    reserved = re.findall(
+        r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0\s*\n\2-([0-9a-f]+) ---p",
         Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    return [address for address in mappings if int(address, 16) % (64 * 2**20) == 0]
+    return [
+        begin
+        for begin, _, end in reserved
+        if int(begin, 16) % HEAP_BYTES == 0 and int(end, 16) - int(begin, 16) == HEAP_BYTES
+    ]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="it is glibc's")
