@@ -227,8 +227,9 @@ async def in_own_thread(
     """
     outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
     work = partial(_work, outcome, partial(function, *args, **kwargs))
+    thread = threading.Thread(target=work, name=function.__name__, daemon=True)
     # A start waits until the thread runs: on a busy machine that would hold up the event loop.
-    _starter.submit(threading.Thread(target=work, name=function.__name__, daemon=True).start)
+    await outcome.get_loop().run_in_executor(_starter, thread.start)
     return await outcome
 
 

@@ -51,3 +51,13 @@ async def test_another_thread_waits_until_it_runs():
         sys.setprofile(None)
     assert threading.Thread.__init__.__code__ in called
     assert threading.Thread.start.__code__ not in called
+
+
+async def test_a_thread_that_cannot_start_is_an_error():
+    await in_own_thread(int)
+    before = threading.stack_size(2**45)
+    try:
+        with pytest.raises(RuntimeError, match="start new thread"):
+            await asyncio.wait_for(in_own_thread(int), 10)
+    finally:
+        threading.stack_size(before)
