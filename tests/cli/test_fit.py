@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from real_process import TIMEOUT_S, real_backend
 from rich.console import Console
+from waiting import wait_until
 
 from backend.cli.app import main
 from backend.demo import MODEL_DIR
@@ -154,8 +155,11 @@ def test_experts_on_disk_take_the_memory_and_read_the_bytes_that_it_says(tiny_mo
     options = ["experts:disk", "expert_bytes:1"]
     with real_backend(tmp_path / "log") as backend:
         backend.load(model, Options=options)
-        before = inspected(backend)
         request = pb.PredictOptions(Prompt="ba", Tokens=60, IgnoreEOS=True)
+        backend.stub.Predict(request, timeout=TIMEOUT_S)
+        # The trials between requests read experts, too.
+        wait_until(lambda: "tried in" in backend.log_text)
+        before = inspected(backend)
         reply = backend.stub.Predict(request, timeout=TIMEOUT_S)
         after = inspected(backend)
     assert after.memory.breakdown["weights"] == told["weights_bytes"]
