@@ -85,6 +85,7 @@ async def test_a_second_turn_takes_the_first_from_the_prompt_cache(one_mixture):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.one_in(2)
 async def test_quantised_experts_stay_quantised_on_disk(one_mixture, bits):
     from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 

@@ -171,6 +171,7 @@ async def test_it_is_not_loaded_where_nothing_may_draft(models):
     ("family", "add", "is_right"),
     [("qwen3_5", add_head, True), ("gemma4", add_assistant, False)],
 )
+@pytest.mark.one_in(2)
 async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path, family, add, is_right):
     directory = tiny_vision.build(family, tmp_path / "model")
     head = add(directory, tmp_path / "head", is_right=is_right)

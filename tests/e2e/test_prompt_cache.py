@@ -80,7 +80,7 @@ async def ask_uncached(directory, requests):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 async def test_conversations_compute_only_what_is_new_and_read_like_uncached_ones(
     tiny_models, family
 ):

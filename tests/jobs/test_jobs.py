@@ -156,6 +156,7 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
+@pytest.mark.one_in(2)
 async def test_a_trained_checkpoint_loads_as_an_adapter(tmp_path, dataset, kind):
     async with served() as backend:
         fields = lora(dataset, tmp_path / "out", training_type=kind, save_steps=2)
