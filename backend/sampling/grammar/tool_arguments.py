@@ -351,11 +351,16 @@ class _Arguments:
         (start, *begin), end = split_at(dialect.parameter, VALUE)
         self._start, self._begin = str(start), tuple(begin)
         written = text_of(end)
-        before, mark, self._tail = written.partition(self._ends.ends[0] or written)
-        first, *self._others = writer.pieces(before + mark)
+        before, mark, tail = written.partition(self._ends.ends[0] or written)
+        first, *others = writer.pieces(before + mark)
         # What comes after it is not part of an argument, which is written once therefore.
         self._ending = Ending(first, "")
-        self._lines = ("", "\n") if MAYBE_LINE in end else ("",)
+        lines = ("", "\n") if MAYBE_LINE in end else ("",)
+        after = text_of(site.after)
+        self._to_next, self._to_end = (
+            [sequence([*others, *writer.pieces(tail + line + then)]) for line in lines]
+            for then in (self._start, after)
+        )
         self._parameters = parameters
         self._writer = writer
         self._key = f"{parameters.tool} {kind.pointer} {site}"
@@ -393,18 +398,15 @@ class _Arguments:
 
     def _rest(self, left: Left) -> str:
         """Return what follows the first mark after the value of an argument."""
+        goes_on = any(self._members.choices(left))
+        started = self._started(left) if goes_on else ""
+        may_end = self._members.may_end(left)
         ways = []
-        for line in self._lines:
-            if any(self._members.choices(left)):
-                text = sequence(
-                    [*self._others, *self._writer.pieces(self._tail + line + self._start)]
-                )
-                ways.append(chain(text, self._started(left)))
-            if self._members.may_end(left):
-                after = text_of(self._site.after)
-                ways.append(
-                    sequence([*self._others, *self._writer.pieces(self._tail + line + after)])
-                )
+        for to_next, to_end in zip(self._to_next, self._to_end, strict=True):
+            if goes_on:
+                ways.append(chain(to_next, started))
+            if may_end:
+                ways.append(to_end)
         return self._writer.rule(alternatives(ways))
 
     def _written(self, template: Template) -> str:
