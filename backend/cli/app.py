@@ -1,11 +1,14 @@
 """The command line. Commands are imported when they are called or described."""
 
+import errno
 import importlib
+import os
+import sys
 from difflib import get_close_matches
+from io import TextIOWrapper
+from pathlib import Path
 
 import click
-
-from common.remedies import mlx_command
 
 # Each name with the module below `backend.cli` and the variable that has its command.
 _COMMANDS = {
@@ -52,9 +55,17 @@ class _LazyGroup(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
+        except OSError as error:
+            # click ends quietly where nobody reads its output.
+            if error.errno == errno.EPIPE:
+                raise
+            raise click.ClickException(str(error)) from None
         except ImportError as error:
             if "mlx" not in str(error):
                 raise
+            # Slow, and Ctrl-C while this module is imported would be a traceback.
+            from common.remedies import mlx_command
+
             text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
             raise click.ClickException(text) from None
 
@@ -63,3 +74,9 @@ class _LazyGroup(click.Group):
 @click.version_option(package_name="mlx-grpc-backend", prog_name="mlx-grpc-backend")
 def main() -> None:
     """Serve MLX models over gRPC, chat with them, and watch them."""
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        # Terminals have other encodings than texts.
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")

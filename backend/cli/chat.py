@@ -80,8 +80,8 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
     """
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from None
     if not isinstance(tools, list):
         raise ValueError(f"{path}: not a JSON array of tools")
     return Toolbox(
@@ -157,7 +157,7 @@ class Chat:
         """Read and answer lines until the user leaves: by /exit, Ctrl-C or the end of input."""
         self._say(f"{self.place}\n{GREETING}" if self.place else GREETING, QUIET_STYLE)
         while (text := self._read()) is not None:
-            if text == "/exit":
+            if text.split()[:1] == ["/exit"]:
                 return
             if text.startswith("//"):
                 self._ask(text[1:])
@@ -192,7 +192,8 @@ class Chat:
                 self._begin("a new conversation")
             case "/system":
                 self.settings = replace(self.settings, system=argument)
-                self._begin("a new conversation with this system message")
+                kind = "with this" if argument else "without a"
+                self._begin(f"a new conversation {kind} system message")
             case "/tools":
                 self._offer(argument)
             case _:
@@ -381,6 +382,8 @@ async def _fetch(console: Console, model: str) -> None:
 
 
 DEFAULT_TEMPERATURE = 0.7
+# Of the field of the protocol.
+MAX_TOKENS = 2**31 - 1
 _UNCHOSEN = ParameterSource.DEFAULT
 
 
@@ -400,7 +403,7 @@ _UNCHOSEN = ParameterSource.DEFAULT
 )
 @click.option(
     "--max-tokens",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_TOKENS),
     default=0,
     help="Limit of a reply; without it the context is the limit.",
 )

@@ -53,9 +53,19 @@ def address_option_with_help(help_text: str | None = None) -> Callable[[Command]
 
 
 address_option = address_option_with_help()
+
+
+def _token(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """Return a token that a header can have."""
+    if not (value.isascii() and value.isprintable()):
+        raise click.BadParameter("only printable ASCII characters can be sent")
+    return value
+
+
 token_option = click.option(
     "--token",
     default="",
+    callback=_token,
     envvar="LOCALAI_GRPC_AUTH_TOKEN",
     help="Bearer token of the backend.  [env: LOCALAI_GRPC_AUTH_TOKEN]",
 )

@@ -290,12 +290,12 @@ def check_host() -> Iterator[Finding]:
 
 def _folder(subject: str, folder: Path, remedy: str) -> Finding:
     """Write a file into a folder, or into the nearest one above it that exists."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        return bad(subject, f"{there}: {error.strerror or error}", remedy)
+        return bad(subject, f"{folder}: {error.strerror or error}", remedy)
     free = shutil.disk_usage(there).free
     text = f"{folder}, {decimal(free)} free"
     if free < LOW_DISK:

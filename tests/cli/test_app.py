@@ -1,4 +1,6 @@
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -45,3 +47,19 @@ def test_shells_complete_the_commands(shell, at):
 
 def test_an_error_without_a_known_status_is_told_as_it_is():
     assert explained(CallError("odd"), "do that") == "odd"
+
+
+def test_a_token_that_no_header_can_have_is_refused():
+    result = invoke("status", "--token", "schlüssel")
+    assert result.exit_code == 2
+    assert "only printable ASCII" in result.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_at_the_other_end_is_one_line():
+    command = [sys.executable, "-m", "backend.cli", "list"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "Error: [Errno 28] No space left on device"
+    assert "Traceback" not in done.stderr

@@ -1,6 +1,8 @@
 import base64
 import json
 import re
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -38,13 +40,15 @@ def test_clear_forgets_all_but_the_system_message(run_chat, scripted, script):
 
 
 def test_exit_leaves(run_chat, scripted):
-    assert run_chat("/exit", "hello").exit_code == 0
+    assert run_chat("/exit now", "hello").exit_code == 0
     assert scripted.requests == []
 
 
 def test_another_system_message_begins_a_new_conversation(run_chat, scripted, script):
     scripted.scripts = [[script.content("Hi!")], [script.content("Hi!")], [script.content("Hi!")]]
-    run_chat("hello", "/system Be short.", "hello", "/system", "hello")
+    result = run_chat("hello", "/system Be short.", "hello", "/system", "hello")
+    assert result.output.count("a new conversation with this system message") == 1
+    assert result.output.count("a new conversation without a system message") == 1
     contents = [[message.content for message in r.Messages] for r in scripted.requests]
     assert contents == [["hello"], ["Be short.", "hello"], ["hello"]]
 
@@ -91,6 +95,28 @@ def test_a_command_that_is_none_is_not_sent_and_two_slashes_are_one(run_chat, sc
     assert "/system TEXT" in result.output
     (request,) = scripted.requests
     assert request.Messages[0].content == "/etc/hosts is what?"
+
+
+def test_text_that_the_terminal_cannot_write_or_send_is_replaced(scripted, script):
+    scripted.scripts = [[script.content("naïve ━")]]
+    arguments = ["chat", "--addr", scripted.address]
+    result = CliRunner(charset="ascii").invoke(main, arguments, input=b"caf\xe9\n")
+    assert result.exit_code == 0
+    assert "na?ve ?" in result.output
+    assert scripted.requests[0].Messages[0].content == "caf\ufffd"
+
+
+def test_a_chat_without_any_input_ends(scripted):
+    line = f'exec "{sys.executable}" -m backend.cli chat --addr {scripted.address} <&-'
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "/exit leaves" in done.stdout
+
+
+def test_a_limit_beyond_the_protocols_is_refused_before_the_chat(run_chat, scripted):
+    result = run_chat("hello", options=["--max-tokens", str(2**31)])
+    assert result.exit_code == 2
+    assert "--max-tokens" in result.stderr
 
 
 def test_an_error_is_one_line_and_the_chat_goes_on(run_chat, scripted, script):

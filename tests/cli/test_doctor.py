@@ -155,5 +155,12 @@ def test_a_folder_that_cannot_be_written_is_a_fault():
     assert "HF_HOME" in finding.remedy
 
 
+def test_a_file_is_no_folder_for_the_prompt_cache(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "cache"):
+        finding = only(doctor.check_cache(place))
+        assert (finding.verdict, finding.text) == (Verdict.BAD, f"{place}: Not a directory")
+
+
 def test_without_a_cache_folder_there_is_nothing_to_look_at():
     assert not list(doctor.check_cache(None))
