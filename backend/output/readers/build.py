@@ -77,6 +77,8 @@ from backend.output.reply_format import warn_once
 _KEY = re.compile(r'"(\w+)": "?$')
 _CLOSERS = ("]", "}")
 _JSON_FENCE = f"{FENCE}json"
+# What models write in place of an empty object.
+_NO_ARGUMENTS = ("null", "None", "[]")
 _ID = any_of(r"[^\s\[{<]", group="id")
 _WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
 _PLAIN_NAME = any_of(r"[^\s<>{}\[\]\"'`]", group="name")
@@ -199,7 +201,7 @@ def _head_pieces(head: Template, name_piece: Piece | None = None) -> Iterator[Pi
     yield from _pieces_after_name(head[name + 1 :])
     if named is QUOTED_NAME:
         yield SPACE
-        yield ahead("{", '"')
+        yield ahead("{", '"', *_NO_ARGUMENTS)
 
 
 def _holds_name(part: Part) -> bool:
@@ -219,7 +221,7 @@ def _pieces_after_name(rest: Template) -> Iterator[Piece]:
             yield choice(sequence(*_spaced(marker)), ahead("{"))
     if not has_marker:
         yield SPACE
-        yield ahead("{", '"', FENCE[0])
+        yield ahead("{", '"', FENCE[0], *_NO_ARGUMENTS)
 
 
 def _spaced(text: str) -> Iterator[Piece]:

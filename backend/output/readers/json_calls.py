@@ -6,8 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState
-from backend.output.readers.patterns import NO_MATCH, REFUTED, UNDECIDED, Pattern, after, span_end
+from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState, call_ends
+from backend.output.readers.patterns import (
+    NO_MATCH,
+    REFUTED,
+    SPACE,
+    UNDECIDED,
+    Pattern,
+    after,
+    choice,
+    fixed,
+    sequence,
+    span_end,
+)
 from backend.output.readers.reader import (
     CallLedger,
     NotACallError,
@@ -17,13 +28,145 @@ from backend.output.readers.reader import (
     SteppingReader,
     is_nameless,
 )
-from backend.output.readers.typed_values import JsonArguments
+from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
+from backend.output.readers.typed_values import ESCAPED_REPLACEMENT
 
+FENCE = "```"
+# Arguments in a list, or a list of none; other brackets may begin a marker.
+LISTED = sequence(fixed("["), SPACE, choice(fixed("]"), fixed("{")))
+_BEGIN = choice(*map(fixed, ("{", '"', "n", "N")), LISTED)
+_WHOLE, _BEGUN = re.compile(_BEGIN.whole), re.compile(_BEGIN.begun)
+_NOTHING = ("", "null", "None", "[]")
 _SPACE = re.compile(r"\s*")
 _DIGIT = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"u[dD][89abAB]{_DIGIT}{{2}}", rf"u[dD][c-fC-F]{_DIGIT}{{2}}"
 _ESCAPE = re.compile(rf"""\\(?:{_HIGH}\\{_LOW}|u{_DIGIT}{{4}}|["\\/bfnrt])""")
 _BEGUN_ESCAPE = re.compile(rf"\\(?:u{_DIGIT}{{0,3}}|{_HIGH}(?:\\(?:u{_DIGIT}{{0,3}})?)?)?\Z")
+
+
+class JsonArguments:
+    """Reads an object, perhaps in a JSON string or alone in a list, or `null` or `[]` for none.
+
+    Nothing is emitted before a value in it has begun, which proves that it is an object.
+
+    The last brace is held back: the reader of the call knows when the call is complete.
+    """
+
+    def __init__(self, ends: tuple[str, ...] = ()) -> None:
+        """Begin before the arguments; strings that lack their quotes end before one of `ends`."""
+        self._scanner = JsonScanner(call_ends(ends))
+        self._has_begun = False
+        self._is_object = False
+        self._wrapped: list[str] = []
+        self._doubtful: list[str] = []
+        self.is_whole = False
+        self.is_malformed = False
+        self.missing_end = "{}"
+
+    @staticmethod
+    def begin_at(text: str, position: int) -> int:
+        """Return the position, if they may begin there, `UNDECIDED` or `REFUTED`."""
+        if _WHOLE.match(text, position):
+            return position
+        return UNDECIDED if _BEGUN.fullmatch(text, position) else REFUTED
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether they are complete, and an object without members."""
+        return self.is_whole and self.missing_end.lstrip().startswith("{")
+
+    @property
+    def kept_back(self) -> int:
+        """Number of latest characters read but not emitted."""
+        return 1 if self.is_whole else self._scanner.pending
+
+    def read_from(self, text: str, position: int) -> tuple[str, int]:
+        """Return what can be emitted, and the position after the arguments or at an error."""
+        if not self._has_begun:
+            if text[position].isspace():
+                return "", position + 1
+            self._begin(text[position])
+        if self.is_malformed:
+            return "", position
+        piece, position = self._scanner.read_from(text, position)
+        self.is_whole = self._scanner.state is JsonState.COMPLETE
+        self.is_malformed = self._scanner.state is JsonState.MALFORMED
+        if not self._is_object:
+            piece = self._unwrap(piece)
+        if self.is_whole:
+            piece, self.missing_end = piece[:-1], piece[-1]
+        return self._certain(piece), position
+
+    def finish(self) -> None:
+        """End the text: a `null` is whole, and no longer the beginning of another word."""
+        if self._has_begun and not (self._is_object or self.is_whole):
+            self.read_from(" ", 0)
+
+    def _certain(self, piece: str) -> str:
+        """Return a piece, with those before it, once they are certain to be arguments."""
+        self._doubtful.append(piece)
+        text = "".join(self._doubtful)
+        if self.is_whole and text.strip() == "{":
+            # An empty object is not emitted before the call is complete.
+            self.missing_end = text + self.missing_end
+            return ""
+        if not (self.is_whole or self._scanner.has_value):
+            return ""
+        self._doubtful.clear()
+        return text
+
+    def _begin(self, char: str) -> None:
+        self._has_begun = True
+        self._is_object = char == "{"
+        self.is_malformed = char not in '{["nN'
+
+    def _unwrap(self, piece: str) -> str:
+        """Return the object inside a complete value."""
+        self._wrapped.append(piece)
+        unwrapped = _unwrapped("".join(self._wrapped)) if self.is_whole else ""
+        self.is_malformed |= self.is_whole and not unwrapped
+        self.is_whole = bool(unwrapped)
+        return unwrapped
+
+
+def _unwrapped(value: str) -> str:
+    """Return the object in a JSON string or list, `{}` if there is none, else nothing."""
+    is_list = value.startswith("[")
+    text = value[1:-1] if is_list else json.loads(value) or ""
+    return _object_in(text.strip())
+
+
+def _object_in(text: str) -> str:
+    """Return a text that is an object, also in Python or in one more string, else nothing."""
+    if text in _NOTHING:
+        return "{}"
+    if text.startswith('"'):
+        return _object_in(_text_of(text))
+    scanner = JsonScanner()
+    taken, end = scanner.read_from(text)
+    if not taken.startswith("{"):
+        return ""
+    if scanner.state is not JsonState.COMPLETE or end < len(text):
+        taken = _repaired(text)
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, taken)
+
+
+def _text_of(written: str) -> str:
+    """Return the text of a JSON string; a text that is no object if it is none."""
+    try:
+        return str(json.loads(written, strict=False)).strip()
+    except ValueError:
+        return "?"
+
+
+def _repaired(text: str) -> str:
+    """Return an object that is written as in Python, or nothing."""
+    try:
+        found = read_json(text, 0, ODD_QUOTES)
+    except NotJsonError:
+        return ""
+    return "" if found.is_open or found.end < len(text) else found.text
+
 
 _Step: TypeAlias = Callable[[str, int], int]
 
@@ -133,12 +276,14 @@ class _NamedCall:
             return start
         if position == len(text):
             return UNDECIDED
-        if self._arguments.may_begin_with(text[position]):
-            self._step = self._in_arguments
-            return position
-        end = self._lead_in_end_at(text, position)
-        if end == REFUTED and self._has_lead_in:
-            raise NotACallError(position)
+        begin = self._arguments.begin_at(text, position)
+        if begin != REFUTED:
+            self._step = self._in_arguments if begin >= 0 else self._step
+            return begin
+        if self._has_lead_in:
+            return self._at_end_of_fence(text, position)
+        ends = (after(text, position, lead_in) for lead_in in self._head.lead_ins)
+        end = next((end for end in ends if end != REFUTED), REFUTED)
         if end == REFUTED:
             self._find_name(position)
             self.is_over = True
@@ -146,12 +291,15 @@ class _NamedCall:
         self._has_lead_in = end >= 0
         return end
 
-    def _lead_in_end_at(self, text: str, position: int) -> int:
-        """Return the end of a fence opener, with or without a language name."""
-        if self._has_lead_in:
-            return REFUTED
-        ends = (after(text, position, lead_in) for lead_in in self._head.lead_ins)
-        return next((end for end in ends if end != REFUTED), REFUTED)
+    def _at_end_of_fence(self, text: str, position: int) -> int:
+        """End a call without arguments: their fence is empty."""
+        end = after(text, position, FENCE)
+        if end == REFUTED:
+            raise NotACallError(position)
+        if end >= 0:
+            self._find_name(position)
+            self.is_over = True
+        return end
 
     def _in_arguments(self, text: str, position: int) -> int:
         if position == len(text):
@@ -425,7 +573,6 @@ def _as_id(value: str) -> str:
     return call_id if is_fit else ""
 
 
-FENCE = "```"
 _BARE_OPENERS = ("{", "[")
 _BRACKETS = frozenset(']}"')
 

@@ -9,7 +9,20 @@ from functools import lru_cache, partial
 from backend.core.step import ContentDelta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
-from backend.output.readers.patterns import REFUTED, UNDECIDED, after, after_space, either, span_end
+from backend.output.readers.json_calls import LISTED, JsonArguments
+from backend.output.readers.patterns import (
+    REFUTED,
+    SPACE,
+    UNDECIDED,
+    after,
+    after_space,
+    choice,
+    either,
+    fixed,
+    maybe,
+    sequence,
+    span_end,
+)
 from backend.output.readers.reader import (
     MakeReader,
     NotACallError,
@@ -20,10 +33,15 @@ from backend.output.readers.reader import (
     SteppingReader,
 )
 from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
-from backend.output.readers.typed_values import JsonArguments
 from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCall
 
-_SUPERFLUOUS = re.compile(r"[\s\]}]*")
+_SUPERFLUOUS = re.compile(r"[\s\]}`]*")
+# Arguments, or none in another spelling; a fence around them belongs to the frame.
+_FENCE = sequence(fixed("```"), maybe(fixed("json")), SPACE, fixed("{"))
+_WORDS = ("null", "None")
+_OBJECTS = ("{", '"{', '"\\"{', '""', *_WORDS, '"null"', '"None"')
+_BODY = choice(*map(fixed, _OBJECTS), LISTED, _FENCE)
+_BODY_BEGIN, _BEGUN_BODY = re.compile(_BODY.whole), re.compile(_BODY.begun)
 
 
 class _JsonBodyReader(SteppingReader):
@@ -50,6 +68,7 @@ class _JsonBodyReader(SteppingReader):
         if truncated:
             return ReaderOutput()
         self._begin("")
+        self._arguments.finish()
         body = self._body + self._buffer
         if not self._arguments.is_whole and self._repair(body, is_last=True):
             return ReaderOutput(self._outbox.end(""))
@@ -119,10 +138,18 @@ class _JsonBodyReader(SteppingReader):
         """Skip whitespace and superfluous brackets."""
         end = span_end(_SUPERFLUOUS, self._buffer, position)
         if end < len(self._buffer):
+            if (follows := self._end_at(end)) == UNDECIDED:
+                return UNDECIDED
+            if follows == REFUTED and self._body.startswith(_WORDS):
+                # The word began a sentence.
+                raise NotACallError(position)
             self._complete(end)
             self._is_over = True
             return end
         return end if end > position else UNDECIDED
+
+    def _end_at(self, position: int) -> int:
+        return either(*(after(self._buffer, position, mark) for mark in self._ends))
 
     def _hand_out(self, piece: str, end: int) -> None:
         if piece and not self._calls_begun:
@@ -522,12 +549,14 @@ class MessageReader(SteppingReader):
         self._leave_message()
 
     def _before_arguments(self, position: int) -> int:
-        start, frames = self._skip_space(position), self._frames
-        if self._buffer[start:] == '"':
+        start = self._skip_space(position)
+        if found := _BODY_BEGIN.match(self._buffer, start):
+            fence = found[0][:-1] if found[0].startswith("`") else ""
+            context = self._nested_context(fence)
+            self._open_inner(_JsonBodyReader(context, self._tool, self._frames.frames))
+            return start + len(fence)
+        if start < len(self._buffer) and _BEGUN_BODY.fullmatch(self._buffer, start):
             return UNDECIDED
-        if self._buffer.startswith(("{", '"{'), start):
-            self._open_inner(_JsonBodyReader(self._nested_context(""), self._tool, frames.frames))
-            return start
         if start < len(self._buffer):
             self._step = self._in_text
             return position

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from backend.output.readers.json_calls import JsonArguments
 from backend.output.readers.json_scanner import JsonStrings
 from backend.output.readers.patterns import (
     NO_MATCH,
@@ -30,7 +31,6 @@ from backend.output.readers.typed_values import (
     SCALARS,
     STRING,
     UNKNOWN,
-    JsonArguments,
     JsonTypes,
     ParameterTypes,
     ValueWriter,
