@@ -115,7 +115,8 @@ def test_a_file_that_another_has_replaced_is_not_believed(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_process_gives_way_to_requests(reader):
     fields = Path(f"/proc/{process_of(reader).pid}/stat").read_text().rpartition(")")[2].split()
-    assert int(fields[16]) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+    # 19 is the lowest priority, also for a run that is of a low one itself.
+    assert int(fields[16]) == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
 
 
 def test_short_texts_do_not_wait_for_a_long_one_that_its_caller_leaves(reader):
