@@ -296,25 +296,28 @@ def memory_ledger(environment: Mapping[str, str]) -> Path:
 
     A home may be on a network, so the directory has the machine's name.
     """
-    told = environment.get(LEDGER_VARIABLE, "")
-    if Path(told).is_absolute():
-        return Path(told)
-    if told:
-        log.warning("%s: %r is not an absolute path; ignored", LEDGER_VARIABLE, told)
     machine = re.sub(r"[^\w.-]", "_", platform.node()) or "machine"
-    return state_directory(environment) / f"memory-{machine}"
+    return (
+        _told_path(environment, LEDGER_VARIABLE)
+        or state_directory(environment) / f"memory-{machine}"
+    )
 
 
 def findings_file(environment: Mapping[str, str]) -> Path | None:
     """Return the file of what loads find of models; `None` for none."""
-    told = environment.get(FINDINGS_VARIABLE, "")
-    if told.lower() in FALSE_WORDS:
+    if environment.get(FINDINGS_VARIABLE, "").lower() in FALSE_WORDS:
         return None
+    told = _told_path(environment, FINDINGS_VARIABLE)
+    return told or state_directory(environment) / FINDINGS_NAME
+
+
+def _told_path(environment: Mapping[str, str], name: str) -> Path | None:
+    told = environment.get(name, "")
     if Path(told).is_absolute():
         return Path(told)
     if told:
-        log.warning("%s: %r is not an absolute path; ignored", FINDINGS_VARIABLE, told)
-    return state_directory(environment) / FINDINGS_NAME
+        log.warning("%s: %r is not an absolute path; ignored", name, told)
+    return None
 
 
 def _interval_s(text: str, default: float) -> float:

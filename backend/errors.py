@@ -135,6 +135,11 @@ class RefusedMediumError(BackendError):
 class GenerationFailedError(BackendError):
     """The engine failed while computing this request; the others continue."""
 
+    @classmethod
+    def of_model(cls, error: Exception) -> Self:
+        """Return the failure of the request that the model raised an error on."""
+        return cls(f"the model failed on this request: {error}")
+
 
 class EngineFailedError(BackendError):
     """The engine failed as a whole, with all of its requests; it restarts if it can."""

@@ -115,10 +115,9 @@ def be_engine(server_fd: int) -> NoReturn:
         from backend.cpu.install import install
         from backend.engine.leading.boot import Boot
     except ImportError as error:
-        from common.remedies import mlx_command
+        from common.remedies import no_mlx
 
-        text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
-        refuse(server, LoadFailedError(text))
+        refuse(server, LoadFailedError(no_mlx(error)))
     install()
     Boot(server, state_directory(os.environ)).run()
 

@@ -251,7 +251,7 @@ def own_content(path: Path, limit_bytes: int) -> bytes:
         OSError: It cannot be read.
         ValueError: It is something else, or larger than the limit.
     """
-    with os.fdopen(os.open(path, _READ), "rb") as file:
+    with open(path, "rb", opener=lambda name, _flags: os.open(name, _READ)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > limit_bytes:
             raise ValueError(f"it is no regular file of at most {limit_bytes:,} bytes")

@@ -68,6 +68,11 @@ def adding(ours: Distribution) -> str:
     return f"{_adder(ours)} --no-deps {pinned}"
 
 
+def no_mlx(error: ImportError) -> str:
+    """Return why MLX cannot be imported, and the command that adds it."""
+    return f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
+
+
 def mlx_command() -> str:
     """Return the command that adds the build of MLX for this machine."""
     return install_command(mlx_extra()) if sys.platform == "linux" else install_command()

@@ -207,8 +207,11 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
+WRONG_BEARER = "missing or wrong bearer token"
+
+
 async def _refuse(_requests: object, context: Context) -> None:
-    await abort(context, grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+    await abort(context, grpc.StatusCode.UNAUTHENTICATED, WRONG_BEARER)
 
 
 IDENTITY_FIELD = "ModelIdentity"

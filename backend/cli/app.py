@@ -2,11 +2,9 @@
 
 import errno
 import importlib
-import os
 import sys
 from difflib import get_close_matches
-from io import TextIOWrapper
-from pathlib import Path
+from io import BytesIO, TextIOWrapper
 
 import click
 
@@ -64,10 +62,9 @@ class _LazyGroup(click.Group):
             if "mlx" not in str(error):
                 raise
             # Slow, and Ctrl-C while this module is imported would be a traceback.
-            from common.remedies import mlx_command
+            from common.remedies import no_mlx
 
-            text = f"MLX cannot be imported: {error}; this adds it: {mlx_command()}"
-            raise click.ClickException(text) from None
+            raise click.ClickException(no_mlx(error)) from None
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -75,7 +72,7 @@ class _LazyGroup(click.Group):
 def main() -> None:
     """Serve MLX models over gRPC, chat with them, and watch them."""
     if sys.stdin is None:
-        sys.stdin = Path(os.devnull).open(encoding="utf-8")
+        sys.stdin = TextIOWrapper(BytesIO())
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         # Terminals have other encodings than texts.
         if isinstance(stream, TextIOWrapper):

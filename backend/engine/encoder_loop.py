@@ -275,7 +275,7 @@ class EncoderLoop:
             return
         if not isinstance(error, BackendError):
             log.error("the model failed on a text", exc_info=error)
-            error = GenerationFailedError(f"the model failed on this request: {error}")
+            error = GenerationFailedError.of_model(error)
         self._end(texts[0].call, error)
 
     def status(self) -> EngineStatus:

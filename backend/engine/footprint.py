@@ -14,7 +14,7 @@ from backend.engine.trials.pass_costs import foresee
 from backend.model.checkpoint.config_file import read_config
 from backend.model.checkpoint.expert_store import read_rate
 from backend.model.checkpoint.gate import tokenizer_directory
-from backend.model.checkpoint.weights import memory_bytes
+from backend.model.checkpoint.weights import files_bytes, memory_bytes
 from backend.model.encoder import is_encoder
 from backend.model.experts import layers_of_experts
 from backend.model.loaded import RunnableModel
@@ -149,7 +149,7 @@ def forecast(
         profiles.setdefault(profile, KvForecast(bits, profile))
     return Forecast(
         card=model.card,
-        files_bytes=_files_bytes(directory),
+        files_bytes=files_bytes(directory),
         vocabulary_bytes=_vocabulary_bytes(options, model),
         draft=draft,
         media_bytes=media_bytes,
@@ -181,15 +181,11 @@ def _of_encoder(options: ModelOptions, directory: Path) -> Forecast:
     model = load(options, directory)
     return Forecast(
         card=model.card,
-        files_bytes=_files_bytes(directory),
+        files_bytes=files_bytes(directory),
         vocabulary_bytes=_vocabulary_bytes(options, model),
         memory_bytes=memory_bytes(),
         working_set_bytes=working_set_bytes(),
     )
-
-
-def _files_bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _vocabulary_bytes(options: ModelOptions, model: RunnableModel) -> int:

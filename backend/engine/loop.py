@@ -329,8 +329,7 @@ class EngineLoop:
         self._publisher.flush()
         if not self.background.blame(error) and (guilty := self._suspects.accuse(error)):
             log.error("request id=%s failed", guilty.request_id, exc_info=error)
-            problem = GenerationFailedError(f"the model failed on this request: {error}")
-            self.requests.fail(guilty, problem)
+            self.requests.fail(guilty, GenerationFailedError.of_model(error))
         self.memory.relieve()
         if self.background.ended:
             self._answer_ended()

@@ -24,6 +24,7 @@ from backend.jobs.scratch import (
     was_cut_off,
     written_whole,
 )
+from backend.model.checkpoint.weights import files_bytes
 from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped, keep_files
 
@@ -60,8 +61,8 @@ def quantize(job: Quantization, report: Report) -> Progress:
         )
         keep_files(source, partial)
         _require_quantised(partial)
-        metrics["bytes_source"] = _weights_bytes(source)
-        metrics["bytes_result"] = _weights_bytes(partial)
+        metrics["bytes_source"] = files_bytes(source)
+        metrics["bytes_result"] = files_bytes(partial)
         if job.is_checked:
             report(Progress(status="quantizing", message="comparing perplexities", percent=80.0))
             metrics["perplexity_source"] = _perplexity(source)
@@ -92,10 +93,6 @@ def _require_quantised(directory: Path) -> None:
         size = config.get("quantization", {}).get("group_size")
         field = 'extra_options["group_size"]'
         raise UnsupportedError(f"{field}: no layer divides into groups of {size} weights")
-
-
-def _weights_bytes(directory: Path) -> int:
-    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
 def _perplexity(directory: Path) -> float:

@@ -17,8 +17,8 @@ from mlx.utils import tree_unflatten
 
 from backend.config import EXPERT_MEMORY_SHARE, ModelOptions
 from backend.core.metric_table import Values
-from backend.errors import LoadError
 from backend.model.checkpoint.expert_store import ExpertLayer, Key, ReadAhead, open_store
+from backend.model.checkpoint.extras import no_experts
 from backend.model.checkpoint.gate import weights_fingerprint
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import memory_bytes, weight_types, weights_bytes
@@ -111,7 +111,7 @@ class Experts:
             LoadError: There are no experts.
         """
         if not self.layers:
-            raise LoadError("the model has none that could stay on disk", field="experts")
+            raise no_experts()
         self._is_wide = not set(weight_types(network)) & {str(each) for each in _HALVES}
         asked = options.tuning.memory.expert_bytes
         if asked is None:
@@ -150,12 +150,16 @@ class Experts:
             self._block.append(layer)
         return self._latest[1]
 
-    def _read_ahead(self, experts: Sequence[int]) -> None:
-        """Have those of a block read that are missing, and let no other take a place from it."""
+    @property
+    def _store(self) -> ReadAhead:
         if self._reading is None:
             raise AssertionError("the experts have no store yet")
+        return self._reading
+
+    def _read_ahead(self, experts: Sequence[int]) -> None:
+        """Have those of a block read that are missing, and let no other take a place from it."""
         keys = [(layer, expert) for layer in self._block for expert in experts]
-        self._reading.plan([key for key in keys if key not in self._held])
+        self._store.plan([key for key in keys if key not in self._held])
         for key in keys:
             if key in self._held:
                 self._held.touch(key)
@@ -199,10 +203,8 @@ class Experts:
 
     def _take_in(self, key: Key) -> None:
         """Put an expert that is being read in the place of the longest unused ones."""
-        if self._reading is None:
-            raise AssertionError("the experts have no store yet")
         started_at = time.monotonic()
-        record = self._reading.take(key)
+        record = self._store.take(key)
         self.misses += 1
         self.read_bytes += len(record)
         self.read_s += time.monotonic() - started_at

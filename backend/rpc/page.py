@@ -20,6 +20,7 @@ from backend.rpc.reports import inspect_reply
 from backend.rpc.servicer import ServedEngine
 from backend.rpc.services import inspect_prompt_cache
 from common.address import split_address
+from common.rpc import WRONG_BEARER
 from common.web import HttpServer
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Application:
         if path not in self._data:
             return _refusal(HTTPStatus.NOT_FOUND, "there is nothing here")
         if not self._may_read(environ.get("HTTP_AUTHORIZATION", "")):
-            return _refusal(HTTPStatus.UNAUTHORIZED, "missing or wrong bearer token")
+            return _refusal(HTTPStatus.UNAUTHORIZED, WRONG_BEARER)
         return self._asked(self._data[path])
 
     def _asked(self, ask: Ask) -> Answer:

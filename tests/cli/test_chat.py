@@ -113,7 +113,7 @@ def test_a_chat_without_any_input_ends(scripted):
     assert "/exit leaves" in done.stdout
 
 
-def test_a_limit_beyond_the_protocols_is_refused_before_the_chat(run_chat, scripted):
+def test_a_limit_beyond_the_protocols_is_refused_before_the_chat(run_chat):
     result = run_chat("hello", options=["--max-tokens", str(2**31)])
     assert result.exit_code == 2
     assert "--max-tokens" in result.stderr

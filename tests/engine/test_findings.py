@@ -80,6 +80,13 @@ def test_the_oldest_make_room_for_new_ones(path, monkeypatch):
     assert list(FindingsStore(path).known()) == ["a", "c"]
 
 
+def test_a_folder_in_the_place_of_the_file_is_named(path, caplog):
+    path.mkdir(parents=True)
+    assert FindingsStore(path).known() == {}
+    assert f"{path} is not used" in caplog.text
+    assert caplog.text.count(str(path)) == 2
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -154,7 +154,7 @@ class BackgroundJobs:
         if failed is None:
             return False
         log.error("a background computation failed", exc_info=error)
-        self._end(failed, GenerationFailedError(f"the model failed on this request: {error}"))
+        self._end(failed, GenerationFailedError.of_model(error))
         return True
 
     def take_ended(self) -> list[tuple[int, object]]:

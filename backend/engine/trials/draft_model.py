@@ -23,6 +23,7 @@ from backend.engine.trials.pass_costs import foresee, measured_probe_seconds
 from backend.engine.trials.trial_steps import at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import asks_for_several, draft_options
+from backend.model.checkpoint.extras import no_mtp_head
 from backend.model.checkpoint.gate import named
 from backend.model.checkpoint.weights import (
     MakeRoom,
@@ -366,7 +367,7 @@ def _own_head(
         if kind := head_beside(directory):
             return take_head(kind, directory)
         if wanted == "mtp":
-            raise UnsupportedModelError(f"{directory} brings no MTP head that can be used")
+            raise no_mtp_head(directory)
     except LoadError as error:
         if wanted == "mtp":
             raise type(error)(str(error), field="speculation") from error

@@ -23,6 +23,7 @@ from backend.model.checkpoint.gate import (
     is_peft,
     named,
     require_readable,
+    without_scale,
 )
 from backend.model.checkpoint.upstream import Network, import_mlx_lm
 
@@ -160,7 +161,7 @@ def _apply(network: Network, adapter: Adapter, directory: Path) -> None:
             raise LoadError(f"{adapter.path} does not fit: {reason}") from error
     layers = _lora_layers(network)
     if not layers and adapter.scale != 1.0:
-        raise LoadError(f"{adapter.path} is a full fine-tune: it has no scale")
+        raise without_scale(adapter)
     for _, layer in layers:
         layer.scale *= adapter.scale
     network.eval()

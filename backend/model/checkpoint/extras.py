@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     WEIGHTS_PATTERN,
     indexed_files,
@@ -52,6 +53,16 @@ def may_have_experts(directory: Path) -> bool:
     """Tell whether a checkpoint speaks of experts at all; every mixture does."""
     names = {*_keys(read_config(directory))} | weight_names(directory)
     return any("expert" in name for name in names)
+
+
+def no_mtp_head(directory: Path) -> UnsupportedModelError:
+    """Return why a checkpoint cannot draft with a head of its own."""
+    return UnsupportedModelError(f"{directory} brings no MTP head that can be used")
+
+
+def no_experts() -> LoadError:
+    """Return why experts cannot stay on disk."""
+    return LoadError("the model has none that could stay on disk", field="experts")
 
 
 def weight_names(directory: Path) -> Set[str]:

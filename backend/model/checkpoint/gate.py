@@ -28,7 +28,7 @@ from backend.model.checkpoint.config_file import (
     require_whole,
     tensor_shapes,
 )
-from backend.model.checkpoint.extras import may_have_experts, mtp_layout
+from backend.model.checkpoint.extras import may_have_experts, mtp_layout, no_experts, no_mtp_head
 from backend.model.checkpoint.hub import find_path, resolve, rooted
 from common.log import shortened
 from common.remedies import version_of
@@ -103,7 +103,12 @@ def require_readable(directory: Path) -> None:
 def _require_scale(adapter: Adapter, directory: Path) -> None:
     config = read_json(directory / CONFIG, dict)
     if adapter.scale != 1.0 and config.get("fine_tune_type") == _FULL and not is_peft(directory):
-        raise LoadError(f"{adapter.path} is a full fine-tune: it has no scale")
+        raise without_scale(adapter)
+
+
+def without_scale(adapter: Adapter) -> LoadError:
+    """Return why the scale of an adapter cannot be applied."""
+    return LoadError(f"{adapter.path} is a full fine-tune: it has no scale")
 
 
 def _require_lora(path: Path, config: Mapping[str, Any]) -> None:
@@ -425,10 +430,10 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
             require_sound(Path(draft))
             _require_typed(config_path(Path(draft)))
     elif options.tuning.speculation.speculation == "mtp" and mtp_layout(directory) is None:
-        problem = f"{directory} brings no MTP head that can be used"
-        raise UnsupportedModelError(problem, field="speculation")
+        with named("speculation"):
+            raise no_mtp_head(directory)
     if options.tuning.checkpoint.keeps_experts_on_disk and not may_have_experts(directory):
-        raise LoadError("the model has none that could stay on disk", field="experts")
+        raise no_experts()
     with tokenizer_named(options):
         require_sound(tokenizer_directory(options, directory))
     for adapter in options.adapters:

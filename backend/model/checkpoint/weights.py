@@ -52,6 +52,11 @@ def weights_bytes(network: Network) -> int:
     return sum(array.nbytes for array in (*weights, *beside))
 
 
+def files_bytes(directory: Path) -> int:
+    """Return the size of a checkpoint's files of weights."""
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
 def weight_types(network: Network) -> list[str]:
     """Return the names of the data types of all weights, in order."""
     return sorted({str(weight.dtype) for _, weight in tree_flatten(network.parameters())})
