@@ -162,7 +162,11 @@ class LockedDirectory:
             os.close(file)
 
 
-def temporary_directory(state: Path) -> Path:
+KERNELS_BYTES = 16 * 2**20
+"""Room that MLX and its compiler need for kernels, many times over."""
+
+
+def temporary_directory(state: Path, room_bytes: int = KERNELS_BYTES) -> Path:
     """Return a directory for temporary files that no other user can write to or replace.
 
     MLX compiles kernels into the temporary directory, and runs those that it finds there: under a
@@ -170,6 +174,7 @@ def temporary_directory(state: Path) -> Path:
 
     Args:
         state: Where this user's backends keep what outlives them; kernels then serve later loads.
+        room_bytes: What must be free there.
 
     Returns:
         A directory below it. If that is impossible, a new one, removed when this process exits.
@@ -180,9 +185,12 @@ def temporary_directory(state: Path) -> Path:
     kept = state / "tmp"
     try:
         make_private(kept)
-        if os.access(kept, os.W_OK):
+        if not os.access(kept, os.W_OK):
+            problem: object = f"{kept} cannot be written to"
+        elif shutil.disk_usage(kept).free < room_bytes:
+            problem = f"{kept} has less than {room_bytes:,} bytes free"
+        else:
             return kept
-        problem: object = f"{kept} cannot be written to"
     except OSError as error:
         problem = error
     own = Path(tempfile.mkdtemp(prefix=f"{NAME}-"))

@@ -248,6 +248,12 @@ def test_temporary_files_are_kept_for_later_processes(tmp_path):
     assert temporary_directory(tmp_path) == temporary_directory(tmp_path)
 
 
+def test_temporary_files_go_where_there_is_room(tmp_path, caplog):
+    caplog.set_level("INFO")
+    assert not temporary_directory(tmp_path, room_bytes=2**62).is_relative_to(tmp_path)
+    assert "bytes free" in caplog.text
+
+
 def made_open(state):
     state.mkdir()
     state.chmod(0o777)
