@@ -103,6 +103,32 @@ async def test_a_list_whose_items_cannot_all_be_enforced_is_still_one_of_texts(s
     assert re.fullmatch(domain["pattern"], site)
 
 
+async def test_many_required_arguments_come_once_each_in_any_order(shared):
+    names = [f"flag{number}" for number in range(9)]
+    properties = {key: {"type": "boolean"} for key in names}
+    schema = {"type": "object", "properties": properties, "required": names}
+    for name in FORMATS:
+        async with served_in(shared, name) as backend:
+            requests = [
+                chat(
+                    [QUESTION],
+                    tools=[other(schema)],
+                    Tokens=400,
+                    ToolChoice=json.dumps({"type": "function", "function": {"name": "other"}}),
+                    Temperature=1.0,
+                    Seed=seed,
+                    Metadata={"enable_thinking": "false"},
+                )
+                for seed in range(1, 5)
+            ]
+            replies = await asyncio.gather(*(stream(backend.stub, each) for each in requests))
+        orders = [
+            json.loads(reply.calls[0]["arguments"], object_pairs_hook=list) for reply in replies
+        ]
+        assert all(sorted(name for name, _ in order) == names for order in orders)
+        assert any([name for name, _ in order] != names for order in orders)
+
+
 async def test_an_answer_follows_its_schema_beside_odd_tools(shared):
     answer = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     answer["additionalProperties"] = False

@@ -355,8 +355,7 @@ class LiteralCallReader(SteppingReader):
         quote, block_end = self._quotes[0], self._dialect.block_end
         begin = after(self._buffer, key.end, quote)
         if begin != REFUTED:
-            ends = self._string_ends_at(begin) if begin >= 0 else begin
-            return comma if ends == REFUTED else min(ends, REFUTED)
+            return self._unless_ended_at(begin, comma)
         again, end = (self._buffer.find(text, key.end) for text in (quote, block_end))
         if max(again, end) < 0:
             return UNDECIDED if len(self._buffer) < comma + MAX_QUOTED_CHARS else REFUTED
@@ -366,7 +365,12 @@ class LiteralCallReader(SteppingReader):
         is_next = self._buffer[key.end] in "[{" or self._sibling_at(first + 1).end >= 0
         other = self._sibling_at(last + 1)
         is_key = first >= 0 and is_next and other.end == again and other.name != key.name
-        return comma if is_key else REFUTED
+        return self._unless_ended_at(again + len(quote), comma) if is_key else REFUTED
+
+    def _unless_ended_at(self, position: int, comma: int) -> int:
+        """Return the comma, unless the quote before a position is the end of this text."""
+        ends = self._string_ends_at(position) if position >= 0 else position
+        return comma if ends == REFUTED else min(ends, REFUTED)
 
     def _argument_at(self, position: int) -> int:
         position = after_space(self._buffer, position)

@@ -26,17 +26,18 @@ from backend.sampling.grammar.schema import (
     string_terminals,
 )
 from backend.sampling.grammar.tool_parameters import (
+    ALWAYS,
     OF_ARRAYS,
     Kind,
-    Left,
-    Members,
     Parameters,
     Property,
     arguments,
+    groups,
     kinds,
     properties,
 )
 from backend.sampling.grammar.tool_values import (
+    NONE_SET,
     CallSite,
     Ending,
     RawText,
@@ -57,6 +58,7 @@ from backend.sampling.grammar.writer import (
     quoted,
     repeated,
     sequence,
+    when,
 )
 
 _UNQUOTED = frozenset("'\\")
@@ -180,7 +182,7 @@ class _Literals:
             return chain(begin(comma, item.name), values[item.name])
 
         comma = self._dialect.comma
-        return members_in(Members(found), partial(member, ""), partial(member, comma), self._writer)
+        return members_in(found, partial(member, ""), partial(member, comma), self._writer)
 
     def _value(self, pointer: str, schema: AnySchema, limits: Limits) -> str:
         found = kinds(pointer, schema, self._parameters)
@@ -342,7 +344,7 @@ class _Arguments:
         writer: GrammarWriter,
     ) -> None:
         self._items = properties(kind, parameters)
-        self._members = Members(self._items)
+        self._groups = groups(self._items)
         self._dialect = dialect
         self._site = site
         self._ends = TagEnds.of(site.reading, dialect)
@@ -367,14 +369,18 @@ class _Arguments:
         self._begun: dict[str, str] = {}
 
     def write(self) -> str:
-        members, every = self._members, self._members.all_left
+        after = self._written(self._site.after)
         if self._dialect.mark:
-            written = members_in(members, self._element, self._element, self._writer)
-            return chain(written, self._written(self._site.after))
-        ways = [chain(self._written((self._start,)), self._started(every))] if self._items else []
-        if members.may_end(every):
-            ways.append(self._written(self._site.after))
+            return chain(members_in(self._items, self._element, self._element, self._writer), after)
+        ways = [after] * self._may_end(0)
+        if self._groups:
+            begun = f"{self._started(0)}::{NONE_SET}"
+            ways.insert(0, chain(self._written((self._start,)), begun))
         return alternatives(ways)
+
+    def _may_end(self, number: int) -> bool:
+        """Tell whether groups from a number on need no argument."""
+        return not any(group.required for group in self._groups[number:])
 
     def _element(self, item: Property) -> str:
         """Return the expression of an argument that no other text looks like."""
@@ -382,32 +388,38 @@ class _Arguments:
             self._begun[item.name] = self._writer.rule(self._argument(item).element())
         return self._begun[item.name]
 
-    def _started(self, left: Left) -> str:
-        """Return the expression of the arguments that are left after the beginning of one."""
-        key = f"{self._key} {sorted(left.places)} {left.others}"
-        return self._writer.recursive_rule(key, lambda: alternatives(self._ways_from(left)))
+    def _started(self, number: int) -> str:
+        """Return the rule of the arguments from a group on, after the beginning of one."""
+        return self._writer.rule_of_bits(
+            f"{self._key} from {number}", lambda: " | ".join(self._ways_from(number))
+        )
 
-    def _ways_from(self, left: Left) -> Iterator[str]:
-        for item, after in self._members.choices(left):
+    def _ways_from(self, number: int) -> Iterator[str]:
+        group = self._groups[number]
+        for bit, item in enumerate(group.items):
             if item.name not in self._begun:
                 self._begun[item.name] = self._argument(item).write(self._begin, self._ending)
-            yield chain(self._begun[item.name], self._rest(after))
+            after = f"{self._rest(number)}::set_bit({bit})"
+            yield when(chain(self._begun[item.name], after), f"bit_clear({bit})")
+        if number + 1 < len(self._groups):
+            yield when(f"{self._started(number + 1)}::{NONE_SET}", group.is_complete)
 
     def _argument(self, item: Property) -> "_Argument":
         return _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
 
-    def _rest(self, left: Left) -> str:
-        """Return what follows the first mark after the value of an argument."""
-        goes_on = any(self._members.choices(left))
-        started = self._started(left) if goes_on else ""
-        may_end = self._members.may_end(left)
-        ways = []
+    def _rest(self, number: int) -> str:
+        """Return the rule of what follows the first mark after the value of an argument."""
+        return self._writer.rule_of_bits(
+            f"{self._key} after {number}", lambda: " | ".join(self._ways_after(number))
+        )
+
+    def _ways_after(self, number: int) -> Iterator[str]:
+        group, is_last = self._groups[number], number + 1 == len(self._groups)
+        begun = f"{self._started(number)}::_"
         for to_next, to_end in zip(self._to_next, self._to_end, strict=True):
-            if goes_on:
-                ways.append(chain(to_next, started))
-            if may_end:
-                ways.append(to_end)
-        return self._writer.rule(alternatives(ways))
+            yield when(chain(to_next, begun), group.has_more if is_last else ALWAYS)
+            if self._may_end(number + 1):
+                yield when(to_end, group.is_complete)
 
     def _written(self, template: Template) -> str:
         return sequence(fill(template, {}, self._writer))
@@ -496,8 +508,8 @@ class _Argument:
         others = kind.schema.get("additionalProperties", True)
         if not kind.schema.get("properties") and others is not False:
             return self._json([kind])
-        members = Members(properties(kind, self._parameters))
-        return members_in(members, self._argument, self._argument, self._writer)
+        found = properties(kind, self._parameters)
+        return members_in(found, self._argument, self._argument, self._writer)
 
     def _argument(self, item: Property) -> str:
         inner = _Argument(item, self._dialect, self._limits, self._parameters, self._writer)

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
@@ -283,52 +283,43 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
     ]
 
 
-# A grammar has so many rules for the members of an object, one for each state.
-_MOST_STATES = 32
+# llguidance gives a rule so many bits to remember.
+_MOST_BITS = 64
+# A condition on them.
+ALWAYS = "true"
 
 
-class Left(NamedTuple):
-    """What may still come in an object.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Members of an object of which each comes at most once, in any order: JSON has none.
 
     Attributes:
-        places: Those of members that are remembered.
-        others: The number of other members; `None` is any.
+        items: Members by their bits, which are set once they are written; required ones first.
+        required: The number of required ones.
     """
 
-    places: frozenset[int]
-    others: int | None
+    items: tuple[Property, ...]
+    required: int
+
+    @property
+    def is_complete(self) -> str:
+        """Condition under which no member is needed any more."""
+        return f"is_ones([0:{self.required}])" if self.required else ALWAYS
+
+    @property
+    def has_more(self) -> str:
+        """Condition under which a member may follow."""
+        return f"not(is_ones([0:{len(self.items)}]))"
 
 
-class Members:
-    """The members of an object in any order: JSON has none, and hosts sort them by name.
-
-    As far as there are rules for it, each comes once. Of more members only the required ones are
-    remembered, the others are counted. The required ones of very many keep the schema's order.
-    """
-
-    def __init__(self, items: Sequence[Property]) -> None:
-        self._items = items
-        every = frozenset(range(len(items)))
-        self._required = frozenset(n for n in every if items[n].is_required)
-        self._kept = every if 2 ** len(every) <= _MOST_STATES else self._required
-        others = len(every - self._kept)
-        self._is_ordered = 2 ** len(self._kept) * (others + 1) > _MOST_STATES
-        states = len(self._kept) + 1 if self._is_ordered else 2 ** len(self._kept)
-        is_counted = states * (others + 1) <= _MOST_STATES
-        self.all_left = Left(self._kept, others if is_counted else None)
-
-    def choices(self, left: Left) -> Iterator[tuple[Property, Left]]:
-        """Yield the members that may come next, and what is left after each."""
-        first = min(left.places, default=-1)
-        for place, item in enumerate(self._items):
-            if place in left.places and (place == first or not self._is_ordered):
-                yield item, Left(left.places - {place}, left.others)
-            elif place not in self._kept and left.others != 0:
-                yield item, Left(left.places, left.others and left.others - 1)
-
-    def may_end(self, left: Left) -> bool:
-        """Tell whether no member is needed any more."""
-        return not left.places & self._required
+def groups(items: Sequence[Property]) -> list[Group]:
+    """Return the members of an object in groups that come one after another; few are one."""
+    found = []
+    for begin in range(0, len(items), _MOST_BITS):
+        part = items[begin : begin + _MOST_BITS]
+        ordered = sorted(part, key=lambda item: not item.is_required)
+        found.append(Group(tuple(ordered), sum(item.is_required for item in part)))
+    return found
 
 
 def _kinds(

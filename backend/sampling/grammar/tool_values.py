@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from typing import NamedTuple, TypeAlias, assert_never
 
@@ -22,11 +22,11 @@ from backend.sampling.grammar.schema import (
 from backend.sampling.grammar.tool_parameters import (
     OF_ARRAYS,
     OF_OBJECTS,
+    Group,
     Kind,
-    Left,
-    Members,
     Parameters,
     Property,
+    groups,
     kinds,
     properties,
 )
@@ -41,6 +41,7 @@ from backend.sampling.grammar.writer import (
     repeated,
     sequence,
     tokens_expression,
+    when,
 )
 
 
@@ -89,31 +90,46 @@ _DEFINITIONS = "#/$defs/"
 _SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
 
 
+# Of the bits of a rule.
+NONE_SET = "0x0"
+
+
 def members_in(
-    members: Members,
+    items: Sequence[Property],
     first: Callable[[Property], str],
     later: Callable[[Property], str],
     writer: GrammarWriter,
 ) -> str:
-    """Return the expression of members in any order.
+    """Return the expression of members in any order, each at most once.
 
     Args:
         first: Returns that of a member that comes first.
         later: The same after another one.
     """
+    begin, rest = "", ""
+    for group in reversed(groups(items)):
+        rest = _rest_of(group, [later(item) for item in group.items], rest, writer)
+        ways = [
+            chain(first(item), f"{rest}::{1 << bit:#x}") for bit, item in enumerate(group.items)
+        ]
+        begin = alternatives([*ways, *[begin] * (not group.required)])
+        rest = f"{rest}::{NONE_SET}"
+    return begin
 
-    @cache
-    def rest(left: Left) -> str:
-        choices = list(members.choices(left))
-        again = [later(item) for item, after in choices if after == left]
-        ways = [chain(later(item), rest(after)) for item, after in choices if after != left]
-        ways += [""] * members.may_end(left)
-        loop = repeated(alternatives(again), 0, None) if again else ""
-        body = chain(loop, alternatives(ways) if any(ways) else "")
-        return writer.rule(body) if body else ""
 
-    ways = [chain(first(item), rest(after)) for item, after in members.choices(members.all_left)]
-    return alternatives([*ways, *[""] * members.may_end(members.all_left)])
+def _rest_of(group: Group, members: Sequence[str], after: str, writer: GrammarWriter) -> str:
+    """Return the rule of the members that are left, by bits, and of what follows the group."""
+    key = f"members {group.required} {members} {after}"
+
+    def ways() -> str:
+        rest = writer.rule_of_bits(key, ways)
+        nexts = (
+            when(chain(each, f"{rest}::set_bit({bit})"), f"bit_clear({bit})")
+            for bit, each in enumerate(members)
+        )
+        return " | ".join([*nexts, when(after, group.is_complete)])
+
+    return writer.rule_of_bits(key, ways)
 
 
 def json_arguments(parameters: Parameters, writer: GrammarWriter) -> str:
@@ -171,7 +187,7 @@ class _JsonValues:
             return chain(quoted(f"{begin}{json_text(item.name)}: "), values[item.name])
 
         first, later = partial(member, ""), partial(member, ", ")
-        members = members_in(Members(items), first, later, self.writer)
+        members = members_in(items, first, later, self.writer)
         return chain(quoted("{"), members, quoted("}"))
 
     def _list(self, kind: Kind) -> str:

@@ -66,7 +66,11 @@ class GrammarWriter:
         """Define a terminal, which the lexer matches greedily, and return its name."""
         return self._define(self._prefix.upper(), body)
 
-    def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
+    def rule_of_bits(self, key: str, ways: Callable[[], str]) -> str:
+        """Define a rule of `when` with 64 bits, which each reference gives after `::`."""
+        return self.recursive_rule(key, ways, "::_")
+
+    def recursive_rule(self, key: str, body: Callable[[], str], parameter: str = "") -> str:
         """Define a rule whose body may refer to itself, and return its name.
 
         Bodies are written one after another, so that long chains of them need no deep stack.
@@ -75,7 +79,7 @@ class GrammarWriter:
             return self._names[key]
         before = None if self._bodies else (dict(self._names), dict(self._lines))
         name = self._name(self._prefix, key)
-        self._bodies.append((name, body))
+        self._bodies.append((f"{name}{parameter}", body))
         if before:
             self._write_bodies(before)
         return name
@@ -143,6 +147,11 @@ def alternatives(expressions: Iterable[str]) -> str:
     """Return the expression of any one of these; an empty one stands for empty text."""
     different = [expression or '""' for expression in dict.fromkeys(expressions)]
     return different[0] if len(different) == 1 else f"({' | '.join(different)})"
+
+
+def when(expression: str, condition: str) -> str:
+    """Return an alternative of a rule of bits that may be taken under a condition on them."""
+    return chain(expression or '""', "%if", condition)
 
 
 def repeated(expression: str, least: int, most: int | None) -> str:

@@ -1,7 +1,7 @@
 """Arguments obey the schema of their tool, in the notation of each kind of family."""
 
 import json
-from itertools import chain, combinations, permutations
+from itertools import product
 
 import pytest
 from golden import tool_format
@@ -12,7 +12,7 @@ from tool_walks import TinyVocabulary, is_whole
 from backend.errors import GrammarError
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tool_calls import writable
-from backend.sampling.grammar.tool_parameters import CallRule, Members, Parameters, Property
+from backend.sampling.grammar.tool_parameters import CallRule, Parameters
 from backend.sampling.grammar.writer import GrammarWriter, quoted
 
 VOCABULARY = TinyVocabulary()
@@ -505,68 +505,83 @@ def test_rules_that_could_not_be_written_are_not_known():
     assert is_whole(compiled, "d", VOCABULARY)
 
 
-def orders(items):
-    """All sequences of names that members may have, up to one name more than there are."""
-    members, found = Members(items), []
+# Begins, separators and ends of calls with members of the value 1.
+MEMBERS = {
+    "hermes_json": (
+        '<tool_call>\n{"name": "f", "arguments": {',
+        '"%s": 1',
+        ", ",
+        "}}\n</tool_call>",
+    ),
+    "qwen3_coder_xml": (
+        "<tool_call>\n<function=f>\n",
+        "<parameter=%s>\n1\n</parameter>\n",
+        "",
+        "</function>\n</tool_call>",
+    ),
+    "glm4": (
+        "<tool_call>f\n",
+        "<arg_key>%s</arg_key>\n<arg_value>1</arg_value>\n",
+        "",
+        "</tool_call>",
+    ),
+    "minicpm5": ('<function name="f">', '<param name="%s">1</param>', "", "</function>"),
+    "gemma4": ("<|tool_call>call:f{", "%s:1", ",", "}<tool_call|>"),
+    "pythonic": ("[f(", "%s=1", ", ", ")]"),
+}
 
-    def walk(left, names):
-        if members.may_end(left):
-            found.append(names)
-        if len(names) <= len(items):
-            for item, after in members.choices(left):
-                walk(after, (*names, item.name))
 
-    walk(members.all_left, ())
-    return found
-
-
-def members_of(required, optional):
-    names = (*required, *optional)
-    return [Property(name, f"#/{name}", True, is_required=name in required) for name in names]
-
-
-@pytest.mark.parametrize(("required", "optional"), [("", ""), ("a", ""), ("ab", "xyz"), ("", "xy")])
-def test_few_members_come_once_each_in_any_order(required, optional):
-    expected = {
-        names
-        for chosen in chain.from_iterable(
-            combinations(optional, count) for count in range(len(optional) + 1)
-        )
-        for names in permutations((*required, *chosen))
+def members_accepted(family, required, optional, orders):
+    """Return those of some orders of members that a call may have."""
+    one = {"type": "integer"}
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(sorted((*required, *optional)), one),
+        "required": [*required],
     }
-    found = orders(members_of(required, optional))
-    assert len(found) == len(expected)
-    assert set(found) == expected
+    rule = tool_grammar(tool_format(family), [tool("f", schema)], ONE_CALL, VOCABULARY)
+    compiled = GrammarCompiler(VOCABULARY).compile(rule)
+    begin, member, between, end = MEMBERS[family]
+
+    def is_accepted(names):
+        text = begin + between.join(member % name for name in names) + end
+        return is_whole(compiled, text, VOCABULARY)
+
+    return [names for names in orders if is_accepted(names)]
 
 
-def test_of_more_members_the_required_ones_come_once_and_no_more_others_than_there_are():
-    found = orders(members_of("ab", "vwxyz"))
-    assert {("a", "z", "b", "v"), ("z", "b", "a"), ("a", "b")} <= {*found}
-    for names in found:
-        assert (names.count("a"), names.count("b")) == (1, 1)
-        assert len(names) <= 7
+@pytest.mark.parametrize("family", MEMBERS)
+@pytest.mark.parametrize(("required", "optional"), [("", "xy"), ("a", ""), ("xz", "ay")])
+def test_members_come_once_each_in_any_order_and_all_that_are_required(family, required, optional):
+    every = [*required, *optional]
+    sequences = [names for count in range(len(every) + 2) for names in product(every, repeat=count)]
+    expected = [
+        names for names in sequences if {*required} <= {*names} and len({*names}) == len(names)
+    ]
+    assert members_accepted(family, required, optional, sequences) == expected
 
 
-def test_many_required_members_keep_their_order_among_others_in_any():
-    found = Members(members_of("abcdef", "yz"))
-    written = []
-    left = found.all_left
-    for name in "ayzbcdef":
-        item, left = next(each for each in found.choices(left) if each[0].name == name)
-        written.append(item.name)
-    assert found.may_end(left)
-    assert [item.name for item, _ in found.choices(found.all_left) if item.is_required] == ["a"]
+@pytest.mark.parametrize("family", MEMBERS)
+def test_many_members_come_once_each_in_any_order(family):
+    """Up to 64 of them; a push to GitHub requires six."""
+    required, optional = [f"r{n}" for n in range(30)], [f"x{n}" for n in range(34)]
+    every = [*required, *optional]
+    allowed = [tuple(every), tuple(every[::-1]), (*required[5:], "x1", *required[:5])]
+    refused = [(*every, "x0"), (*every, "r0"), tuple(every[1:]), ("x1", *every), ()]
+    assert members_accepted(family, required, optional, [*allowed, *refused]) == allowed
 
 
-@pytest.mark.parametrize(("required", "optional"), [(0, 5), (2, 3), (1, 12), (5, 9), (12, 40)])
-def test_no_tool_takes_many_rules(required, optional):
-    names = [f"{n}" for n in range(required + optional)]
-    members = Members(
-        [Property(name, "#", True, is_required=n < required) for n, name in enumerate(names)]
-    )
-    known, waiting = set(), [members.all_left]
-    while waiting:
-        left = waiting.pop()
-        known.add(left)
-        waiting += [after for _, after in members.choices(left) if after not in known]
-    assert len(known) <= 32
+@pytest.mark.parametrize("family", MEMBERS)
+def test_very_many_members_come_once_each_in_any_order_of_64(family):
+    names = [f"m{n:03}" for n in range(150)]
+    groups = names[:64], names[64:128], names[128:]
+    required = names[60:70]
+    reversed_ones = tuple(name for group in groups for name in group[::-1])
+    allowed = [tuple(names), reversed_ones, tuple(required), (*required, "m149")]
+    refused = [(*names, "m149"), tuple(required[1:]), tuple(required[:-1]), (*required, "m000")]
+    optional = [name for name in names if name not in required]
+    assert members_accepted(family, required, optional, [*allowed, *refused]) == allowed
+    assert members_accepted(family, [], names, [("m149",), (), ("m149", "m000")]) == [
+        ("m149",),
+        (),
+    ]
