@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from backend.config import ModelOptions
+from backend.config import MAX_GRAMMAR_BYTES, ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import JsonValue, Message, Tool
 from backend.errors import GrammarError, InvalidRequestError
@@ -23,6 +23,9 @@ from backend.pb import backend_pb2 as pb
 
 SCHEMA_KEY = "json_schema"
 _JSON = json.JSONDecoder()
+_JSON_SCHEMA = "json_schema"
+# Keys of a `response_format` around its schema.
+_AROUND_SCHEMA = frozenset({"type", "name", "description", "strict", "schema"})
 _OWN_NAMES = ("mlx", "mlx-vlm", "mlx-distributed")
 # The host glues the next text of the system prompt to it.
 _BILLING = re.compile(r"x-anthropic-billing-header:(?:[ \t]*\w+=[^;\s]*;)+\s*")
@@ -107,13 +110,16 @@ def wished_variables(
 
 
 def ruling_text(request: pb.PredictOptions) -> str:
-    """Return the rule of a reply, unchanged: a whole schema goes before a grammar.
+    """Return the rule of a reply: a whole schema goes before a grammar.
 
     The host makes its own grammar of a `response_format`, without `$defs`, `maxItems` and
     `pattern`. A schema in the metadata arrives whole, whether there is a `response_format` or not.
+    A client may as well put its whole `response_format` there.
     """
     texts = (request.Metadata.get(SCHEMA_KEY, ""), request.Grammar)
-    return next((text for text in texts if text.strip()), "")
+    rule = next((text for text in texts if text.strip()), "")
+    may_be_format = rule.lstrip().startswith("{") and len(rule) <= MAX_GRAMMAR_BYTES
+    return _schema_in(rule) if may_be_format else rule
 
 
 @contextmanager
@@ -166,6 +172,27 @@ class AnswerlessReply:
             reply.chat_deltas.append(pb.ChatDelta(content="\n"))
             reply.message = b"\n"
         return reply
+
+
+def _schema_in(text: str) -> str:
+    """Return the rule that a `response_format` means, and any other text as it is.
+
+    It is that of Chat Completions, of the Responses API, or llama.cpp's `json_object` with a
+    schema; its inner object alone will do.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    kind = value.get("type", _JSON_SCHEMA)
+    inner = value.get(_JSON_SCHEMA, value)
+    is_format = isinstance(inner, Mapping) and inner.keys() <= _AROUND_SCHEMA
+    if not is_format or kind not in ("text", "json_object", _JSON_SCHEMA):
+        return text
+    if kind == "text":
+        return ""
+    schema = inner.get("schema", {"type": "object"} if kind == "json_object" else None)
+    return text if schema is None else json.dumps(schema)
 
 
 def _why_without(options: ModelOptions, card: ModelCard) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 from msgspec.structs import replace
-from serving import chat, code_of, served
+from serving import chat, code_of, served, user
 from tool_conversations import ANSWERED, TWO_CALLS, WEATHER
 
 from backend.pb import backend_pb2 as pb
@@ -79,3 +79,21 @@ async def test_what_no_form_helps_is_refused_with_the_templates_words(tiny_model
         code, details = await code_of(backend.stub.Predict(chat(list(map(as_sent, ANSWERED)))))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == "Messages: Too long a story"
+
+
+@pytest.mark.parametrize("arguments", [r'{"city": "\ud83d Oslo"}', {"city": "\ufffd Oslo"}])
+async def test_half_a_character_in_an_earlier_call_does_not_end_the_conversation(
+    shared, tiny_models, arguments
+):
+    call = {"id": "c", "function": {"name": "weather", "arguments": arguments}}
+    messages = [
+        user("Oslo?"),
+        {"role": "assistant", "tool_calls": json.dumps([call])},
+        {"role": "tool", "content": "rain", "tool_call_id": "c"},
+    ]
+    options = [f"chat_template:{TEMPLATES / 'hermes_tool_use.jinja'}"]
+    request = chat(messages, tools=[WEATHER.schema], Tokens=2)
+    async with shared(tiny_models("llama"), Options=options) as backend:
+        ids = (await backend.stub.TokenizeString(request)).tokens
+        text = (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=ids))).content
+    assert '{"city": "\ufffd Oslo"}' in text or r'{"city": "\ufffd Oslo"}' in text

@@ -144,6 +144,39 @@ async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models, gra
         assert json.loads(reply.content) in ("red", "green")
 
 
+COLOR = {"enum": ["red", "green"]}
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": COLOR}},
+        {"type": "json_schema", "json_schema": {"name": "c", "description": "d", "schema": COLOR}},
+        {"type": "json_schema", "name": "c", "schema": COLOR},
+        {"type": "json_object", "schema": COLOR},
+        {"name": "c", "strict": False, "schema": COLOR},
+    ],
+)
+async def test_a_response_format_means_its_schema(shared, tiny_models, response_format):
+    text = json.dumps(response_format)
+    async with shared(tiny_models("llama")) as backend:
+        for rule in ({"Grammar": text}, {"Metadata": {"json_schema": text}}):
+            reply = await stream(backend.stub, raw("ba", Seed=1, **rule))
+            assert json.loads(reply.content) in ("red", "green")
+
+
+async def test_a_response_format_without_a_schema_means_an_object_or_nothing(shared):
+    async with shared(MODEL_DIR) as backend:
+
+        def answer(rule):
+            return chat([user("What is 7 times 8?")], Tokens=60, Grammar=rule, Metadata=NO_THINKING)
+
+        ruled = await stream(backend.stub, answer('{"type": "json_object"}'))
+        free = await stream(backend.stub, answer('{"type": "text"}'))
+        assert ruled.content.startswith("{")
+        assert free.said == (await stream(backend.stub, answer(""))).said
+
+
 @pytest.mark.parametrize("schema", ["{}", "true", '{"type": "object"}', '{"type": "array"}'])
 async def test_a_schema_of_any_value_gives_json_without_endless_numbers(shared, schema):
     async with shared(MODEL_DIR) as backend:

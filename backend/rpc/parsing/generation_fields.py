@@ -113,7 +113,8 @@ def _seed(seed: int, default: int | None) -> int:
 def _logit_bias(text: str) -> Mapping[int, float]:
     if not text.strip():
         return {}
-    entries = require_object("LogitBias", parse_json("LogitBias", text))
+    value = parse_json("LogitBias", text)
+    entries = {} if value is None else require_object("LogitBias", value)
     require_at_most("LogitBias", entries, MAX_LOGIT_BIASES)
     return {_token_id(key): _bias(key, value) for key, value in entries.items()}
 

@@ -76,6 +76,11 @@ EFFORT_KEY = "reasoning_effort"
 NO_EFFORT = "none"
 BUDGET_KEY = "thinking_budget"
 _MAX_DIGITS = 9
+_CUSTOM = "custom"
+_ESCAPES = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
 
 
 def messages(request: pb.PredictOptions) -> tuple[Message, ...]:
@@ -174,20 +179,30 @@ def _tool_calls(field: str, text: str) -> tuple[ToolCall, ...]:
 
 def _tool_call(field: str, value: JsonValue) -> ToolCall:
     call = require_object(field, value)
-    function = require_object(f"{field}.function", call.get("function", call))
+    function = require_object(f"{field}.function", call.get("function", call.get(_CUSTOM, call)))
     call_id = call.get("id")
     return ToolCall(
         call_id=call_id if isinstance(call_id, str) else "",
         name=require_name(f"{field}.function.name", function.get("name")),
-        arguments=_arguments(function.get("arguments")),
+        # Those of a custom tool are any text.
+        arguments=_arguments(function.get("arguments", function.get("input"))),
     )
 
 
 def _arguments(value: JsonValue) -> str:
-    """Return arguments as JSON text, as most hosts send them already."""
+    """Return arguments as JSON text, as most hosts send them already.
+
+    Half a character, which a model wrote or a client cut, becomes the sign for a lost one: no
+    prompt can hold it, and the conversation could not go on.
+    """
     if value is None or value == "":
         return "{}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _ESCAPES.sub(_whole_character, text) if "\\u" in text else text
+
+
+def _whole_character(escape: re.Match[str]) -> str:
+    return "\\ufffd" if escape["half"] else escape[0]
 
 
 def _template_kwargs(text: str) -> Mapping[str, JsonValue]:
@@ -240,7 +255,7 @@ _MODES = {
     "any": ToolMode.REQUIRED,
 }
 _FUNCTION = "function"
-_NAMED_TYPES = (_FUNCTION, "tool", "custom")
+_NAMED_TYPES = (_FUNCTION, "tool", _CUSTOM)
 # Keys of the parameters in the forms of Anthropic and MCP.
 _PARAMETER_KEYS = ("input_schema", "inputSchema")
 # Anthropic's keys that address the API rather than the model.
@@ -414,6 +429,9 @@ def _choice_value(text: str) -> JsonValue:
     text = text.strip()
     if not text or text in _MODES:
         return text
+    if text.isidentifier() and text not in ("null", "true", "false"):
+        problem = f"{text[:32]!r} is not one of {list(_MODES)}; a tool is named by an object"
+        raise InvalidRequestError("ToolChoice", problem)
     value = parse_json("ToolChoice", text)
     return _choice_value(value) if isinstance(value, str) else value
 

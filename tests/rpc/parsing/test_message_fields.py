@@ -38,12 +38,22 @@ def test_every_part_of_a_message_is_taken_over():
         (None, "{}"),
         ({}, "{}"),
         ("not json", "not json"),
+        (r'{"a": "\ud83d b"}', r'{"a": "\ufffd b"}'),
+        (r'{"a": "\uDE00\ud83d"}', r'{"a": "\ufffd\ufffd"}'),
+        (r'{"a": "\ud83d\ude00"}', r'{"a": "\ud83d\ude00"}'),
+        (r'{"a": "\\ud83d"}', r'{"a": "\\ud83d"}'),
     ],
 )
 def test_arguments_arrive_as_text_or_as_an_object(arguments, text):
     calls = json.dumps([{"function": {"name": "f", "arguments": arguments}}])
     (message,) = read(pb.Message(role="assistant", tool_calls=calls))
     assert message.tool_calls == (ToolCall(call_id="", name="f", arguments=text),)
+
+
+def test_the_input_of_a_custom_tool_is_its_arguments():
+    call = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    (message,) = read(pb.Message(role="assistant", tool_calls=json.dumps([call])))
+    assert message.tool_calls == (ToolCall(call_id="c", name="patch", arguments="*** Begin"),)
 
 
 @pytest.mark.parametrize("calls", ["", "null", "[]"])

@@ -211,8 +211,9 @@ def test_every_spelling_of_a_choice_is_understood(text, choice):
 @pytest.mark.parametrize(
     ("text", "offered", "message"),
     [
-        ("sometimes", ONE, "ToolChoice: is not valid JSON"),
-        ('"sometimes"', OFFERED, "ToolChoice: is not valid JSON"),
+        ("sometimes", ONE, "ToolChoice: 'sometimes' is not one of ['none', 'auto', 'required', "),
+        ('"Auto"', OFFERED, "ToolChoice: 'Auto' is not one of ['none', 'auto', 'required', 'any']"),
+        ("not one", ONE, "ToolChoice: is not valid JSON"),
         ("3", ONE, "ToolChoice: must be a word or an object, not a number"),
         ("[]", ONE, "ToolChoice: must be a word or an object, not an array"),
         ('{"type": ["auto"]}', ONE, "ToolChoice.type: ['auto'] is not a kind of choice"),
