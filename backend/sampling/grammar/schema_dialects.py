@@ -49,7 +49,8 @@ def _is_empty(value: object) -> bool:
 # Of OpenAPI, pydantic and zod; they say how a text is meant or stored.
 _ANNOTATING = frozenset(
     "base64 base64url binary byte color directory-path ends_with file-path fraction includes "  # noqa: SIM905
-    "json-string jwt multi-host-uri password path phone regex starts_with".split()
+    "json-string jwt multi-host-uri name-email new-path password path phone regex socket-path "
+    "starts_with".split()
 )
 # Defined by JSON Schema, but not enforced.
 _LOST_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer"}) | {
@@ -77,7 +78,7 @@ _SECONDS = r"\d+([.,]\d+)?S"
 _TIME = rf"T(\d+H(\d+M)?({_SECONDS})?|\d+M({_SECONDS})?|{_SECONDS})"
 _DAYS = r"(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)"
 _DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-# Patterns of zod's that look ahead, and the same without it.
+# Patterns of zod's and pydantic's that look ahead, and the same without it.
 _PLAIN_PATTERNS: Mapping[object, str] = {
     rf"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]{_DOMAIN}": (
         rf"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]{_DOMAIN}"
@@ -86,6 +87,7 @@ _PLAIN_PATTERNS: Mapping[object, str] = {
         r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?"
         r"(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
     ): rf"^P(\d+W|{_DAYS}({_TIME})?|{_TIME})$",
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+\-]?(\d+\.?\d*|\.\d+)$",
 }
 
 

@@ -2,7 +2,8 @@ r"""Formats of strings as patterns without anchors: what a reader of today's lib
 
 None has a "<", nor a slash other than as `\x2f`, which ends a terminal. They are what RFC 3339,
 RFC 3986, RFC 4291, RFC 5321 and ISO 8601 allow, but for leap seconds, which few readers know,
-quoted mailboxes, and the total length of a host name.
+quoted mailboxes, and the total length of a host name. Networks, and UUIDs of a version, are
+pydantic's.
 """
 
 from collections.abc import Mapping
@@ -38,6 +39,14 @@ _IPV6 = "|".join(
         *(_shortened(6, _GROUP), _shortened(7, "")),
     )
 )
+_PREFIX_4, _PREFIX_6 = r"(3[0-2]|[12]?[0-9])", r"(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
+_INTERFACE_4, _INTERFACE_6 = rf"{_IPV4}(\x2f{_PREFIX_4})?", rf"({_IPV6})(\x2f{_PREFIX_6})?"
+# The bits after the prefix are 0, so it ends with a number; it may also be the whole address.
+_NETWORK_4 = (
+    rf"{_BYTE}\.0\.0\.0\x2f8|{_BYTE}\.{_BYTE}\.0\.0\x2f16|{_BYTE}(\.{_BYTE}){{2}}\.0\x2f24"
+    rf"|{_IPV4}(\x2f32)?"
+)
+_NETWORK_6 = rf"({_IPV6})(\x2f128)?|{_GROUP}(:{_GROUP}){{0,3}}::\x2f64"
 _ATOM = r"[A-Za-z0-9!#$%&'*+\x2f=?^_`{|}~-]+"
 _ESCAPED = rf"%{_HEX}{{2}}"
 _IN_NAME = r"A-Za-z0-9._~!$&'()*+,;=\-"
@@ -56,7 +65,19 @@ FORMATS: Mapping[str, str] = {
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
+    "ipv4interface": _INTERFACE_4,
+    "ipv6interface": _INTERFACE_6,
+    "ipv4network": _NETWORK_4,
+    "ipv6network": _NETWORK_6,
+    "ipvanyaddress": rf"{_IPV4}|{_IPV6}",
+    "ipvanyinterface": rf"{_INTERFACE_4}|{_INTERFACE_6}",
+    "ipvanynetwork": rf"{_NETWORK_4}|{_NETWORK_6}",
     "uuid": rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
+    **{
+        f"uuid{version}": rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}"
+        rf"-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+        for version in range(1, 9)
+    },
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(\?{_REST})?(#{_REST})?",
 }
 

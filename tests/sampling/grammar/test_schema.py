@@ -365,6 +365,12 @@ ACCEPTED_AND_REFUSED |= {
         ["[1]"],
     ),
     "a regular expression": (string(format="regex"), ['"a+"'], ["1"]),
+    "a path of pydantic's": (string(format="new-path"), ['"a/b"'], ["1"]),
+    "a decimal of pydantic's": (
+        string(pattern=r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"),
+        ['"1"', '"-0.50"', '"+.5"', '"7."'],
+        ['""', '"."', '"-"', '"1e5"', '"+."'],
+    ),
     "a pattern of zod's": (string(format="regex", pattern="^a+$"), ['"aa"'], ['"b"']),
     "keys that are numbers": (
         {"type": "object", "propertyNames": {"type": "integer"}, "additionalProperties": {}},
@@ -432,6 +438,17 @@ FORMATS = {
         ["1::2::3", "xyz", "1:2:3", "1:2:3:4:5:6:7:8:9", "::256.1.1.1"],
     ),
     "uuid": (["123e4567-e89b-12d3-a456-426614174000"], ["123e4567"]),
+    "uuid4": (
+        ["123e4567-e89b-42d3-a456-426614174000"],
+        ["123e4567-e89b-12d3-a456-426614174000", "123e4567-e89b-42d3-c456-426614174000"],
+    ),
+    "ipv4interface": (["10.0.0.1", "10.0.0.1/24"], ["10.0.0.1/33", "10.0.0/8"]),
+    "ipv6interface": (["fe80::1/64", "::1"], ["fe80::1/129"]),
+    "ipv4network": (["10.0.0.0/8", "192.168.1.0/24", "10.0.0.1/32"], ["10.0.0.1/24", "10.0.0.0/x"]),
+    "ipv6network": (["fe80::/64", "2001:db8::/64", "::1/128"], ["fe80::1/64"]),
+    "ipvanyaddress": (["10.0.0.1", "::1"], ["10.0.0.1/24", "x"]),
+    "ipvanyinterface": (["10.0.0.1/24", "::1/64"], ["x"]),
+    "ipvanynetwork": (["10.0.0.0/8", "fe80::/64"], ["10.0.0.1/8"]),
     "uri": (
         ["https://example.com/a?b=c#d", "http://u@[::1]:80/", "urn:a:b", "mailto:a@b.c"],
         ["not a uri", "/a/b", "http:// x", "http://[1::2::3]/", "a:%zz", "https://a/\\\\b"],
