@@ -19,7 +19,7 @@ OWN = Path(__file__).parent.parent / "model" / "templates"
 REAL = ["openai-gpt-oss-120b", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "ByteDance-Seed-OSS"]
 TEMPLATES = [OWN / "hermes_tool_use.jinja", *(TARGET / f"{name}.jinja" for name in REAL)]
 # What the host makes of tools of the Responses API.
-SHORT = {"Tokens": 60, "Metadata": {"thinking_budget": "0"}}
+SHORT = {"Tokens": 80, "Metadata": {"thinking_budget": "0"}}
 HOSTS = tool() | {"function": {"name": "", "description": "", "parameters": None}}
 
 
