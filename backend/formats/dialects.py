@@ -150,6 +150,7 @@ class Literals:
         sorts_names: Whether arguments and keys are in alphabetical order.
         before: Texts that may stand before a call, in this order: read, not written. After one
             with a bracket the call may have another at its end.
+        is_script: Whether the calls are lines of a program, which may assign, comment and print.
     """
 
     call: Template
@@ -163,6 +164,7 @@ class Literals:
     has_positions: bool = False
     sorts_names: bool = False
     before: tuple[str, ...] = ()
+    is_script: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ GRANITE_20B_FC = ToolFormat(
 HERMES_OPENER, HERMES_CLOSER = tagged.QWEN3_CODER_OPENER, tagged.QWEN3_CODER_CLOSER
 TOOL_CODE_FENCE, TOOL_CODE_FENCE_END = "```tool_code\n", "```"
 
-TOOL_CODE_CALLS = replace(PYTHONIC_CALLS, before=("print(", "default_api."))
+TOOL_CODE_CALLS = replace(PYTHONIC_CALLS, before=("print(", "default_api."), is_script=True)
 
 HERMES = ToolFormat(
     name="hermes_json",

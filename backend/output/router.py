@@ -40,6 +40,8 @@ from backend.output.text import (
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
 _BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
+# An author of a message may have one of these before the name: each costs a marker for every tool.
+_NAMESPACES = ("functions.", "tools.", "default_api.")
 # A name and what follows it must be found within so many characters.
 _MAX_CHARS = 400
 
@@ -732,8 +734,10 @@ class Router:
 
 def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> tuple[str, ...]:
     """Return the texts that begin a call at the start of content."""
-    names = tools or () if tool_format.name_lead else ()
-    return (*tool_format.leads, *(f"{name}{tool_format.name_lead}" for name in names))
+    lead = tool_format.name_lead
+    names = tools or () if lead else ()
+    spaces = ("", *_NAMESPACES) if lead in tool_format.openers else ("",)
+    return (*tool_format.leads, *(f"{space}{name}{lead}" for name in names for space in spaces))
 
 
 @lru_cache

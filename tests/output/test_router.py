@@ -447,3 +447,13 @@ def test_a_block_without_calls_is_not_shown(name, before, after):
 def test_a_block_without_calls_is_text_within_a_line(name):
     text = f"Write {EMPTY[name]} if there is nothing."
     assert folded(run(text, make_router(named_format(f"{name}!", "none"))))[0] == text
+
+
+@pytest.mark.parametrize("before", ["", "Hello.<|end_message|><|message_model|>"])
+@pytest.mark.parametrize("namespace", ["", "functions.", "tools.", "default_api."])
+def test_the_author_of_a_call_of_inkling_may_have_a_namespace(before, namespace):
+    opener = "<|content_invoke_tool_json|>"
+    call = f'{namespace}f{opener}{{"name": "f", "args": {{}}}}<|end_message|>'
+    for chunks in ([before + call], before + call):
+        router = make_router(named_format("inkling", "inkling_thinking"))
+        assert folded(run(chunks, router)) == (before.partition("<")[0], "", {0: ("f", "{}")})

@@ -39,7 +39,7 @@ from backend.output.readers.json_calls import (
     CallHead,
     CallKeys,
 )
-from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect
+from backend.output.readers.literal_calls import ASSIGNMENT, LiteralCallReader, LiteralDialect
 from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
@@ -292,7 +292,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
     begin, bracket = (text_of(part) for part in split_at(call, NAME))
     assign = text_of(split_at(dialect.argument, KEY)[1]).strip()
     return LiteralDialect(
-        call=_call_pattern(begin, bracket, dialect.before),
+        call=_call_pattern(begin, bracket, dialect.before, is_script=dialect.is_script),
         odd_call=partial(_odd_call, begin, bracket, dialect.before),
         before=dialect.before,
         call_begin=begin,
@@ -304,15 +304,20 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         block_end=reading.end,
         other_block_ends=reading.other_ends,
         has_positions=dialect.has_positions,
+        is_script=dialect.is_script,
     )
 
 
-def _call_pattern(begin: str, bracket: str, before: Sequence[str]) -> Pattern:
+def _call_pattern(
+    begin: str, bracket: str, before: Sequence[str], *, is_script: bool = False
+) -> Pattern:
     if begin:
         name = any_of(r"[^\s,<>(){}]", group="name")
         return Pattern((fixed(begin), SPACE, name, SPACE, fixed(bracket)))
     # Possessive, so that none of them becomes a name while the text grows.
-    first = (Piece(f"{maybe(fixed(text)).whole}+", fixed(text).begun) for text in before)
+    first = [Piece(f"{maybe(fixed(text)).whole}+", fixed(text).begun) for text in before]
+    if is_script:
+        first.insert(0, ASSIGNMENT)
     return Pattern((*first, any_of(r"[\w./:-]", group="name"), fixed(bracket)))
 
 
@@ -469,7 +474,7 @@ def _after_markers(start: str, dialect: Tags) -> Iterator[Piece]:
     """Yield the pieces of the beginning of a tag, after markers that belong to it."""
     marker = "" if dialect.mark else start[: start.rfind("<")]
     # Models leave out the whole marker, or a part of it.
-    yield from (maybe(fixed(part)) for part in _MARKER_PART.findall(marker))
+    yield from (maybe(fixed(part), SPACE) for part in _MARKER_PART.findall(marker))
     yield fixed(start.removeprefix(marker))
 
 

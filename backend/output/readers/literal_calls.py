@@ -7,20 +7,24 @@ from functools import lru_cache
 
 from backend.output.readers.literal_values import MAX_QUOTED_CHARS, LiteralSyntax, LiteralValue
 from backend.output.readers.patterns import (
+    MAX_TAG_CHARS,
     NO_MATCH,
     REFUTED,
     SPACE,
     UNDECIDED,
     Match,
     Pattern,
+    Piece,
     after,
     after_space,
+    any_of,
     choice,
     either,
     first_match,
     fixed,
     maybe,
     odd_names,
+    sequence,
     span_end,
 )
 from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput, SteppingReader
@@ -37,6 +41,22 @@ _BEFORE_BLOCK = re.compile(r"[\s\[]*")
 _IN_BLOCK = re.compile(r"[\s,\]]*")
 _STRAY_ENDS = re.compile(r"[\s)\]}]*")
 _POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
+# Lines of a program without a call; a call has its own brackets.
+_TO_END_OF_LINE = sequence(any_of(r"[^\n]", least=0), fixed("\n"))
+_ASIDE = choice(
+    fixed(";"),
+    *(sequence(fixed(word), _TO_END_OF_LINE) for word in ("#", "import ", "from ")),
+    sequence(fixed("print("), any_of(r"[^()\n]", least=0), fixed(")")),
+)
+_WHOLE_ASIDE, _BEGUN_ASIDE = re.compile(_ASIDE.whole), re.compile(_ASIDE.begun)
+_ASIDES = re.compile(rf"(?:\s*+{_ASIDE.whole})*+")
+# A variable, perhaps with its type, that a call is assigned to.
+_VARIABLE = r"(?!\d)\w++[ \t]*(?::[ \t]*[\w.\[\]]++[ \t]*)?"
+ASSIGNMENT = Piece(
+    rf"(?:{_VARIABLE}=[ \t]*)?+",
+    r"(?:(?!\d)\w*+[ \t]*(?::[ \t]*[\w.\[\]]*+[ \t]*)?(?:=[ \t]*)?)",
+)
+_ASSIGNED, _BEGUN_ASSIGNMENT = re.compile(ASSIGNMENT.whole), re.compile(ASSIGNMENT.begun)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +75,7 @@ class LiteralDialect:
         other_block_ends: Texts that models mistakenly write for it.
         has_positions: Whether arguments may lack keys if the schema gives their order.
         before: Texts that may stand before a call, in this order.
+        is_script: Whether the calls are lines of a program.
     """
 
     call: Pattern
@@ -69,6 +90,7 @@ class LiteralDialect:
     other_block_ends: tuple[str, ...] = ()
     has_positions: bool = False
     before: tuple[str, ...] = ()
+    is_script: bool = False
 
 
 @lru_cache
@@ -116,6 +138,9 @@ class LiteralCallReader(SteppingReader):
         deltas = self.feed("").deltas if self._step == self._in_value else ()
         held = self.held
         if not self.is_mid_call:
+            if self._dialect.is_script:
+                line = f"{held}\n"
+                held = line[span_end(_ASIDES, line, 0) :].removesuffix("\n")
             is_markup = self._dialect.block_end.startswith(held.strip(" \t\n,]"))
             return ReaderOutput(deltas, rejected="" if is_markup else held)
         call_end = self._missing_call_end()
@@ -155,9 +180,21 @@ class LiteralCallReader(SteppingReader):
         if call.end >= 0:
             self._open_brackets(call)
             return call.end
+        if call.end == REFUTED and (aside := self._aside_at(position)) != REFUTED:
+            return aside
         end = self._block_end_at(position) if self._calls_ended else REFUTED
         self._is_over = end >= 0
         return self._expected(position, end, call.end)
+
+    def _aside_at(self, position: int) -> int:
+        """Match a line of a program that is no call, or a semicolon."""
+        if not self._dialect.is_script or position == len(self._buffer):
+            return REFUTED
+        limit = position + MAX_TAG_CHARS
+        if found := _WHOLE_ASIDE.match(self._buffer, position, limit):
+            return found.end()
+        is_open = len(self._buffer) < limit and _BEGUN_ASIDE.fullmatch(self._buffer, position)
+        return UNDECIDED if is_open else REFUTED
 
     def _skip_between_calls(self, position: int) -> int:
         if not self._dialect.block_end:
@@ -174,6 +211,9 @@ class LiteralCallReader(SteppingReader):
         calls = self._context.calls
         call = self._any_call_at(self._buffer, position)
         beginning = self._buffer[position + len(self._dialect.call_begin) :].strip()
+        if self._dialect.is_script:
+            is_begun = _BEGUN_ASSIGNMENT.fullmatch(beginning)
+            beginning = "" if is_begun else beginning[span_end(_ASSIGNED, beginning, 0) :]
         for text in self._dialect.before:
             beginning = "" if text.startswith(beginning) else beginning.removeprefix(text)
         is_hopeless = call.end == UNDECIDED and not calls.may_become_offered(beginning)
@@ -311,7 +351,8 @@ class LiteralCallReader(SteppingReader):
         if position < 0 or self._buffer[position] == _LIST_END:
             return position
         next_call = self._any_call_at(self._buffer, position)
-        follows = either(self._block_end_at(position), next_call.end, self._opener_at(position))
+        ends = (self._block_end_at(position), self._aside_at(position), self._opener_at(position))
+        follows = either(next_call.end, *ends)
         return position if follows >= 0 else follows
 
     def _opener_at(self, position: int) -> int:
