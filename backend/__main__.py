@@ -18,7 +18,7 @@ from grpc.aio import ServerInterceptor
 from backend.config import MAX_SLOTS, SWITCH_INTERVAL_S, ServerConfig
 from backend.rpc.server import BackendServer
 from common import log as logs
-from common.address import AddressError
+from common.address import AddressError, split_address
 from common.directories import state_directory, temporary_directory
 from common.machine_memory import LASTING, share_heaps
 from common.openblas import suited_kernels
@@ -43,6 +43,8 @@ PARALLEL_VARIABLES = ("PYTHON_GRPC_MAX_WORKERS", "LLAMACPP_PARALLEL")
 PARENT_VARIABLE = "MLX_BACKEND_PARENT"
 # glibc's own.
 HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
+# That every call must send.
+AUTH_VARIABLE = "LOCALAI_GRPC_AUTH_TOKEN"
 # Hides advice of transformers.
 ADVICE_VARIABLE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 PROGRAM = "mlx-grpc-backend serve"
@@ -65,8 +67,8 @@ TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_END
 log = logging.getLogger("backend")
 
 
-class MissingPackageError(Exception):
-    """A requested extra is not installed."""
+class SettingError(Exception):
+    """An option or a variable cannot be used; the message begins with its name."""
 
 
 def main() -> int:
@@ -84,7 +86,11 @@ def main() -> int:
     for name, value in suited_kernels().items():
         os.environ.setdefault(name, value)
     _use_own_temporary_directory(os.environ)
-    config = server_config(sys.argv[1:], os.environ)
+    try:
+        config = server_config(sys.argv[1:], os.environ)
+    except SettingError as error:
+        log.critical("%s", error)
+        return 1
     # Not for child processes: they have another parent, and no need for secrets.
     os.environ.pop(PARENT_VARIABLE, None)
     secrets = withhold_secrets(os.environ)
@@ -95,7 +101,7 @@ def main() -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         return asyncio.run(serve(config, secrets))
-    except (AddressError, MissingPackageError) as error:
+    except (AddressError, SettingError) as error:
         log.critical("%s", error)
         return 1
 
@@ -112,7 +118,7 @@ async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
 
     Raises:
         AddressError: The server cannot listen at its address.
-        MissingPackageError: A requested extra is not installed.
+        SettingError: A requested extra is not installed.
     """
     stop_request = StopRequest()
     stop_request.listen()
@@ -198,7 +204,7 @@ def _metrics_served(address: str, engine: "Engine[ServedModel]") -> Iterator[Non
     except ImportError as error:
         from common.remedies import install_command
 
-        raise MissingPackageError(
+        raise SettingError(
             f"--metrics-addr: {error}; this adds it: {install_command('metrics')}"
         ) from None
     with MetricsServer(address, engine) as server:
@@ -232,7 +238,11 @@ def _tracing() -> Sequence[ServerInterceptor]:
 
 
 def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> ServerConfig:
-    """Return the configuration of command line and environment; hosts add own arguments."""
+    """Return the configuration of command line and environment; hosts add own arguments.
+
+    Raises:
+        SettingError: An address or the token can be none.
+    """
     defaults = ServerConfig()
     parser = argparse.ArgumentParser(prog=PROGRAM, allow_abbrev=False, description=DESCRIPTION)
     parser.add_argument("--addr", default=defaults.address, metavar="HOST:PORT|unix:PATH")
@@ -246,16 +256,34 @@ def server_config(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     interval = environment.get("LOCALAI_BACKEND_PARENT_WATCH_INTERVAL", "")
     return ServerConfig(
         address=known.addr,
-        metrics_address=known.metrics_addr,
-        dashboard_address=_on_loopback(known.dashboard),
+        metrics_address=_possible("--metrics-addr", known.metrics_addr),
+        dashboard_address=_possible("--dashboard", _on_loopback(known.dashboard)),
         model=known.model,
         traces=any(environment.get(name) for name in TRACE_ENDPOINTS),
         max_slots=_max_slots(environment, defaults.max_slots),
-        auth_token=environment.get("LOCALAI_GRPC_AUTH_TOKEN", ""),
+        auth_token=_auth_token(environment),
         parent=int(parent) if parent.isdecimal() else None,
         watches_parent=watch.strip().lower() not in FALSE_WORDS,
         parent_watch_interval_s=_interval_s(interval, defaults.parent_watch_interval_s),
     )
+
+
+def _possible(option: str, address: str) -> str:
+    """Return an address if it can be one: that is told at once, not after all imports."""
+    try:
+        if address:
+            split_address(address)
+    except AddressError as error:
+        raise SettingError(f"{option}: {error}") from None
+    return address
+
+
+def _auth_token(environment: Mapping[str, str]) -> str:
+    token = environment.get(AUTH_VARIABLE, "")
+    if not (token.isascii() and token.isprintable()):
+        problem = "no caller can send it: headers hold printable ASCII characters only"
+        raise SettingError(f"{AUTH_VARIABLE}: {problem}")
+    return token
 
 
 def _on_loopback(address: str) -> str:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from backend.__main__ import OPTIONS, TRACE_ENDPOINTS, memory_ledger, server_config
+from backend.__main__ import OPTIONS, TRACE_ENDPOINTS, SettingError, memory_ledger, server_config
 from backend.config import ServerConfig
 
 SESAME = "s3cret"
@@ -103,6 +103,18 @@ def test_the_environment_sets_token_and_interval():
     assert server_config([], environment) == ServerConfig(
         auth_token=SESAME, parent_watch_interval_s=0.5
     )
+
+
+@pytest.mark.parametrize("option", ["--metrics-addr", "--dashboard"])
+def test_an_impossible_address_is_told_with_its_option_before_anything_starts(option):
+    with pytest.raises(SettingError, match=f"^{option}: cannot listen on h:x: 'x' is not a port"):
+        server_config([option, "h:x"], {})
+
+
+@pytest.mark.parametrize("token", ["ü", "word\n"])
+def test_a_token_that_no_caller_can_send_is_refused(token):
+    with pytest.raises(SettingError, match=r"^LOCALAI_GRPC_AUTH_TOKEN: no caller can send it"):
+        server_config([], {"LOCALAI_GRPC_AUTH_TOKEN": token})
 
 
 @pytest.mark.parametrize(
