@@ -19,7 +19,7 @@ async def test_clients_of_every_kind_and_lost_engines_leave_nothing_wrong_behind
 
 
 async def test_attackers_and_lost_helpers_cost_the_others_no_reply():
-    report = await run(Plan(seconds=12.0, clients=4, requests=16, attackers=6))
+    report = await run(Plan(seconds=8.0, clients=4, requests=12, attackers=6))
     assert report.faults == []
     assert report.kv_active_bytes == 0
     behaviours = {end.partition(":")[0] for end in report.ends}
