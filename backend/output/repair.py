@@ -20,6 +20,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.output.readers.json_calls import NESTING_KEYS
 from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
@@ -43,7 +44,7 @@ from backend.output.tag_repair import (
 )
 from backend.output.text import JsonText
 
-_NAME_KEYS = ("name", "tool_name", "function", "tool")
+_NAME_KEYS = ("name", "tool_name", *NESTING_KEYS, "tool")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params")
 _CALL_KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "index", "tool_call_id"}
 _NAMED = re.compile(
@@ -212,8 +213,9 @@ def _call_of(
 ) -> _RepairedCall | None:
     """Return the call that an object, which begins there, represents, if any."""
     fields = found.members
-    if fields.get("function", "").startswith("{"):
-        fields = {**fields, **read_json(fields["function"], 0).members}
+    for key in NESTING_KEYS:
+        if fields.get(key, "").startswith("{"):
+            fields = {**fields, **read_json(fields[key], 0).members}
     texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
     name = offered_name(next((text for text in texts if text is not None), ""), names)
     given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")

@@ -327,7 +327,8 @@ class _NamedCall:
             self._send(self._unsent, position - 1)
 
 
-_NESTING_KEY = "function"
+# Of an object around name and arguments, or of the name.
+NESTING_KEYS = ("function", "function_call", "tool_call")
 _HARMLESS_KEYS = frozenset(("type", "id", "index"))
 _MAX_KEY_CHARS = 64
 _MAX_ID_CHARS = 256
@@ -337,7 +338,7 @@ _MAX_ID_CHARS = 256
 class CallKeys:
     """The keys of the parts of a call."""
 
-    names: tuple[str, ...] = ("name", _NESTING_KEY)
+    names: tuple[str, ...] = ("name", *NESTING_KEYS)
     arguments: tuple[str, ...] = ("arguments", "parameters")
     ids: tuple[str, ...] = ()
 
@@ -516,7 +517,7 @@ class _ObjectCall:
         char = text[position]
         if char == '"':
             self._step = self._in_name
-        elif char == "{" and self._key == _NESTING_KEY and not self._is_nested:
+        elif char == "{" and self._key in NESTING_KEYS and not self._is_nested:
             self._is_nested = True
             self._step = self._before_key
         elif not char.isspace():

@@ -180,7 +180,7 @@ def _without(opener: str, call: Template) -> Template:
 
 
 _BRACKETS = frozenset("[{")
-_OBJECT_LEAD = r"\[?\s*\{+\s*\x22(name|function|type|id|index)\x22"
+_OBJECT_LEAD = r"\[?\s*\{+\s*\x22(name|function|function_call|tool_call|type|id|index)\x22"
 _PYTHON_LEAD = r"\[\s*[\w.\x2f-]+\("
 
 
