@@ -31,6 +31,7 @@ from common.process import (
     parse_interval,
     withhold_secrets,
 )
+from common.rpc import fits_header
 
 if TYPE_CHECKING:
     from backend.engine.engine import Engine
@@ -280,7 +281,7 @@ def _possible(option: str, address: str) -> str:
 
 def _auth_token(environment: Mapping[str, str]) -> str:
     token = environment.get(AUTH_VARIABLE, "")
-    if not (token.isascii() and token.isprintable()):
+    if not fits_header(token):
         problem = "no caller can send it: headers hold printable ASCII characters only"
         raise SettingError(f"{AUTH_VARIABLE}: {problem}")
     return token

@@ -210,6 +210,11 @@ def _as_bytes(value: str | bytes) -> bytes:
 WRONG_BEARER = "missing or wrong bearer token"
 
 
+def fits_header(text: str) -> bool:
+    """Tell whether a header can hold a text: it takes printable ASCII characters only."""
+    return text.isascii() and text.isprintable()
+
+
 async def _refuse(_requests: object, context: Context) -> None:
     await abort(context, grpc.StatusCode.UNAUTHENTICATED, WRONG_BEARER)
 

@@ -20,6 +20,7 @@ from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, To
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from common.address import AddressError, completed
+from common.rpc import fits_header
 
 DEFAULT_ADDRESS = ServerConfig().address
 
@@ -57,7 +58,7 @@ address_option = address_option_with_help()
 
 def _token(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """Return a token that a header can have."""
-    if not (value.isascii() and value.isprintable()):
+    if not fits_header(value):
         raise click.BadParameter("only printable ASCII characters can be sent")
     return value
 

@@ -67,6 +67,13 @@ def filled(template: Template, texts: Mapping[Part, str]) -> str:
     return "".join(part if isinstance(part, str) else texts.get(part, "") for part in template)
 
 
+# Keys of an object around name and arguments, or of the name itself.
+NESTING_KEYS = ("function", "function_call", "tool_call")
+NAME_KEYS = ("name", *NESTING_KEYS)
+# Keys of members that may come before the name.
+KEYS_BESIDE = ("type", "id", "index")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Objects:
     """Calls as JSON objects, `{"name": …, "arguments": {…}}`.

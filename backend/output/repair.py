@@ -11,6 +11,7 @@ from backend.formats import literal, tagged
 from backend.formats.dialects import (
     ARGUMENTS,
     JSON_CALLS,
+    NESTING_KEYS,
     Literals,
     NamedJson,
     Objects,
@@ -20,7 +21,6 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
-from backend.output.readers.json_calls import NESTING_KEYS
 from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (

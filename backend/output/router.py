@@ -22,7 +22,7 @@ from backend.output.readers.reader import CallLedger, Reader, ReaderContext, Rea
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.repair import RepairReader
 from backend.output.reply_format import OutputFormat, opens_in_header, opens_in_reasoning
-from backend.output.tag_repair import goes_on_as_call, markup_of, offered_name
+from backend.output.tag_repair import USUAL_NAMESPACES, goes_on_as_call, markup_of, offered_name
 from backend.output.text import (
     SENTENCE_ENDS,
     STOPS,
@@ -40,8 +40,6 @@ from backend.output.text import (
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
 _BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
-# An author of a message may have one of these before the name: each costs a marker for every tool.
-_NAMESPACES = ("functions.", "tools.", "default_api.")
 # A name and what follows it must be found within so many characters.
 _MAX_CHARS = 400
 
@@ -736,7 +734,9 @@ def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> t
     """Return the texts that begin a call at the start of content."""
     lead = tool_format.name_lead
     names = tools or () if lead else ()
-    spaces = ("", *_NAMESPACES) if lead in tool_format.openers else ("",)
+    # Before the author of a message; each costs a marker for every tool.
+    usual = USUAL_NAMESPACES if lead in tool_format.openers else ()
+    spaces = ("", *(f"{namespace}." for namespace in usual))
     return (*tool_format.leads, *(f"{space}{name}{lead}" for name in names for space in spaces))
 
 

@@ -37,7 +37,8 @@ SYNTAX = frozenset(
         *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
     }
 )
-NAMESPACES = frozenset({*SYNTAX, "tools", "default_api"})
+USUAL_NAMESPACES = ("functions", "tools", "default_api")
+NAMESPACES = frozenset({*SYNTAX, *USUAL_NAMESPACES})
 """Words that models write before a name, with a dot or a colon between."""
 
 _NAMESPACE = re.compile(rf"(?:(?:{'|'.join(sorted(NAMESPACES))})[.:])+")

@@ -29,6 +29,7 @@ RUN_SH = str(ROOT / "run.sh")
 START_TIMEOUT_S = 60.0
 EXIT_TIMEOUT_S = 30.0
 SESAME = "s3cret"
+UNSENDABLE = "ü"
 LISTENING = re.compile(r"listening on 127\.0\.0\.1:([1-9]\d*)$")
 DASHBOARD = re.compile(r"dashboard on http://127\.0\.0\.1:([1-9]\d*)/$")
 MOST_THREADS = re.compile(r"threads for each matrix product: \d+ of at most (\d+)$")
@@ -363,6 +364,18 @@ def test_a_server_that_cannot_serve_metrics_ends_and_leaves_no_socket(start, tmp
         assert backend.process.wait(START_TIMEOUT_S) == 1
     assert f"cannot listen on {address}" in backend.lines()[-1]
     assert not path.exists()
+
+
+def test_an_address_that_is_none_ends_the_start_and_names_its_option(start):
+    backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:many")
+    assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert "--metrics-addr: cannot listen on 127.0.0.1:many: " in backend.lines()[-1]
+
+
+def test_a_token_that_no_caller_can_send_ends_the_start(start):
+    backend = start("--addr=127.0.0.1:{port}", LOCALAI_GRPC_AUTH_TOKEN=UNSENDABLE)
+    assert backend.process.wait(START_TIMEOUT_S) == 1
+    assert "LOCALAI_GRPC_AUTH_TOKEN: no caller can send it" in backend.lines()[-1]
 
 
 def test_with_a_token_even_health_wants_it(start):

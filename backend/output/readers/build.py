@@ -34,6 +34,7 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.output.readers.json_calls import (
     FENCE,
+    NO_ARGUMENTS,
     CallBlock,
     CallBlockReader,
     CallHead,
@@ -77,8 +78,6 @@ from backend.output.reply_format import warn_once
 _KEY = re.compile(r'"(\w+)": "?$')
 _CLOSERS = ("]", "}")
 _JSON_FENCE = f"{FENCE}json"
-# What models write in place of an empty object.
-_NO_ARGUMENTS = ("null", "None", "[]")
 _ID = any_of(r"[^\s\[{<]", group="id")
 _WORD = any_of(r"[^\s<>{}\[\]\"'`]", least=0, group="name")
 _PLAIN_NAME = any_of(r"[^\s<>{}\[\]\"'`]", group="name")
@@ -201,7 +200,7 @@ def _head_pieces(head: Template, name_piece: Piece | None = None) -> Iterator[Pi
     yield from _pieces_after_name(head[name + 1 :])
     if named is QUOTED_NAME:
         yield SPACE
-        yield ahead("{", '"', *_NO_ARGUMENTS)
+        yield ahead("{", '"', *NO_ARGUMENTS)
 
 
 def _holds_name(part: Part) -> bool:
@@ -221,7 +220,7 @@ def _pieces_after_name(rest: Template) -> Iterator[Piece]:
             yield choice(sequence(*_spaced(marker)), ahead("{"))
     if not has_marker:
         yield SPACE
-        yield ahead("{", '"', FENCE[0], *_NO_ARGUMENTS)
+        yield ahead("{", '"', FENCE[0], *NO_ARGUMENTS)
 
 
 def _spaced(text: str) -> Iterator[Piece]:

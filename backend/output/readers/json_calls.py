@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from backend.formats.dialects import KEYS_BESIDE, NAME_KEYS, NESTING_KEYS
 from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState, call_ends
 from backend.output.readers.patterns import (
     NO_MATCH,
@@ -36,7 +37,9 @@ FENCE = "```"
 LISTED = sequence(fixed("["), SPACE, choice(fixed("]"), fixed("{")))
 _BEGIN = choice(*map(fixed, ("{", '"', "n", "N")), LISTED)
 _WHOLE, _BEGUN = re.compile(_BEGIN.whole), re.compile(_BEGIN.begun)
-_NOTHING = ("", "null", "None", "[]")
+# What models write in place of an empty object.
+NULLS = ("null", "None")
+NO_ARGUMENTS = (*NULLS, "[]")
 _SPACE = re.compile(r"\s*")
 _DIGIT = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"u[dD][89abAB]{_DIGIT}{{2}}", rf"u[dD][c-fC-F]{_DIGIT}{{2}}"
@@ -138,7 +141,7 @@ def _unwrapped(value: str) -> str:
 
 def _object_in(text: str) -> str:
     """Return a text that is an object, also in Python or in one more string, else nothing."""
-    if text in _NOTHING:
+    if not text or text in NO_ARGUMENTS:
         return "{}"
     if text.startswith('"'):
         return _object_in(_text_of(text))
@@ -327,9 +330,6 @@ class _NamedCall:
             self._send(self._unsent, position - 1)
 
 
-# Of an object around name and arguments, or of the name.
-NESTING_KEYS = ("function", "function_call", "tool_call")
-_HARMLESS_KEYS = frozenset(("type", "id", "index"))
 _MAX_KEY_CHARS = 64
 _MAX_ID_CHARS = 256
 
@@ -338,7 +338,7 @@ _MAX_ID_CHARS = 256
 class CallKeys:
     """The keys of the parts of a call."""
 
-    names: tuple[str, ...] = ("name", *NESTING_KEYS)
+    names: tuple[str, ...] = NAME_KEYS
     arguments: tuple[str, ...] = ("arguments", "parameters")
     ids: tuple[str, ...] = ()
 
@@ -452,7 +452,7 @@ class _ObjectCall:
                 raise NotACallError(position)
             self._has_arguments = True
             return self._in_arguments
-        if self._key not in _HARMLESS_KEYS:
+        if self._key not in KEYS_BESIDE:
             self._strangers.add(self._key)
             if self._is_doubtful and not self._is_open:
                 raise NotACallError(position)

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from backend.core.step import ContentDelta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
-from backend.output.readers.json_calls import LISTED, JsonArguments
+from backend.output.readers.json_calls import LISTED, NULLS, JsonArguments
 from backend.output.readers.patterns import (
     REFUTED,
     SPACE,
@@ -38,8 +38,7 @@ from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCal
 _SUPERFLUOUS = re.compile(r"[\s\]}`]*")
 # Arguments, or none in another spelling; a fence around them belongs to the frame.
 _FENCE = sequence(fixed("```"), maybe(fixed("json")), SPACE, fixed("{"))
-_WORDS = ("null", "None")
-_OBJECTS = ("{", '"{', '"\\"{', '""', *_WORDS, '"null"', '"None"')
+_OBJECTS = ("{", '"{', '"\\"{', '""', *NULLS, *(f'"{word}"' for word in NULLS))
 _BODY = choice(*map(fixed, _OBJECTS), LISTED, _FENCE)
 _BODY_BEGIN, _BEGUN_BODY = re.compile(_BODY.whole), re.compile(_BODY.begun)
 
@@ -140,7 +139,7 @@ class _JsonBodyReader(SteppingReader):
         if end < len(self._buffer):
             if (follows := self._end_at(end)) == UNDECIDED:
                 return UNDECIDED
-            if follows == REFUTED and self._body.startswith(_WORDS):
+            if follows == REFUTED and self._body.startswith(NULLS):
                 # The word began a sentence.
                 raise NotACallError(position)
             self._complete(end)

@@ -26,7 +26,6 @@ from backend.sampling.grammar.schema import (
     string_terminals,
 )
 from backend.sampling.grammar.tool_parameters import (
-    ALWAYS,
     OF_ARRAYS,
     Kind,
     Parameters,
@@ -37,7 +36,6 @@ from backend.sampling.grammar.tool_parameters import (
     properties,
 )
 from backend.sampling.grammar.tool_values import (
-    NONE_SET,
     CallSite,
     Ending,
     RawText,
@@ -51,6 +49,8 @@ from backend.sampling.grammar.tool_values import (
     members_in,
 )
 from backend.sampling.grammar.writer import (
+    ALWAYS,
+    NONE_SET,
     GrammarWriter,
     alternatives,
     chain,

@@ -12,6 +12,8 @@ from backend.core.prompt import Tool
 from backend.errors import GrammarError
 from backend.formats.dialects import (
     ARGUMENTS,
+    KEYS_BESIDE,
+    NAME_KEYS,
     Literals,
     Messages,
     Reading,
@@ -180,7 +182,7 @@ def _without(opener: str, call: Template) -> Template:
 
 
 _BRACKETS = frozenset("[{")
-_OBJECT_LEAD = r"\[?\s*\{+\s*\x22(name|function|function_call|tool_call|type|id|index)\x22"
+_OBJECT_LEAD = rf"\[?\s*\{{+\s*\x22({'|'.join((*NAME_KEYS, *KEYS_BESIDE))})\x22"
 _PYTHON_LEAD = r"\[\s*[\w.\x2f-]+\("
 
 

@@ -24,6 +24,7 @@ from backend.sampling.grammar.schema import (
 )
 from backend.sampling.grammar.schema_normal import Normal
 from backend.sampling.grammar.schema_repair import Notes, Repair
+from backend.sampling.grammar.writer import ALWAYS
 
 MAX_PARALLEL_CALLS = 16
 
@@ -285,8 +286,6 @@ def properties(kind: Kind, parameters: Parameters) -> list[Property]:
 
 # llguidance gives a rule so many bits to remember.
 _MOST_BITS = 64
-# A condition on them.
-ALWAYS = "true"
 
 
 @dataclass(frozen=True, slots=True)

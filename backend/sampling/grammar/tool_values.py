@@ -32,6 +32,7 @@ from backend.sampling.grammar.tool_parameters import (
 )
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import (
+    NONE_SET,
     Expression,
     GrammarWriter,
     Piece,
@@ -88,10 +89,6 @@ def fill(
 _DEFINITIONS = "#/$defs/"
 # As templates write calls.
 _SETTINGS = SETTINGS | {"item_separator": ", ", "key_separator": ": "}
-
-
-# Of the bits of a rule.
-NONE_SET = "0x0"
 
 
 def members_in(

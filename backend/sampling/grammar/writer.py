@@ -149,6 +149,10 @@ def alternatives(expressions: Iterable[str]) -> str:
     return different[0] if len(different) == 1 else f"({' | '.join(different)})"
 
 
+# A condition on the bits of a rule, and bits.
+ALWAYS, NONE_SET = "true", "0x0"
+
+
 def when(expression: str, condition: str) -> str:
     """Return an alternative of a rule of bits that may be taken under a condition on them."""
     return chain(expression or '""', "%if", condition)
