@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
 from typing import Self
 
 from backend.formats.dialects import (
+    JSON_CALLS,
     Citations,
     Dialect,
     Messages,
@@ -273,14 +275,22 @@ class ToolFormat(_Format):
     is_quotable: bool = True
     owns_reply: bool = False
 
+    def readings_at(self, opener: str) -> tuple[Reading, ...]:
+        """Return the readings of the text after an opener or a lead."""
+        return tuple(each for each in self.readings if opener in (each.openers or (opener,)))
+
+    def fallback_at(self, opener: str) -> Reading:
+        """Return the reading of a text that begins like none of the others; its own is first."""
+        fallbacks = [each for each in self.readings_at(opener) if not each.begins]
+        return min(fallbacks, key=lambda reading: opener not in reading.openers)
+
     @property
     def object_leads(self) -> tuple[str, ...]:
         """The leads that begin calls as JSON objects, which may stand in a fence."""
         return tuple(
             lead
             for lead in self.leads
-            for reading in self.readings
-            if isinstance(reading.dialect, Objects) and lead in (reading.openers or (lead,))
+            if any(isinstance(reading.dialect, Objects) for reading in self.readings_at(lead))
         )
 
     @property
@@ -302,6 +312,30 @@ class ToolFormat(_Format):
     def closer(self) -> str:
         """The default text that closes a call, or an empty string."""
         return self.closers[0] if self.closers else ""
+
+
+# The beginnings of calls without markers.
+_BARE_LEADS = ("{", "[")
+
+
+@cache
+def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
+    """Return a format that also reads JSON calls without its markers, to which all models lapse.
+
+    A format that has bare calls of its own stays as it is.
+    """
+    has_own = any(lead in tool_format.leads for lead in _BARE_LEADS)
+    if has_own or not tool_format.readings or tool_format.owns_reply:
+        return tool_format
+    # A scanner would find a lead inside a marker first.
+    marks = (*tool_format.openers, *tool_format.closers, *tool_format.leaks)
+    leads = tuple(lead for lead in _BARE_LEADS if not any(lead in mark[1:] for mark in marks))
+    bare = Reading(JSON_CALLS, openers=leads)
+    return replace(
+        tool_format,
+        leads=(*tool_format.leads, *leads),
+        readings=(*tool_format.readings, bare),
+    )
 
 
 NO_REASONING = ReasoningFormat(name="none")

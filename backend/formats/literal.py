@@ -85,8 +85,8 @@ GEMMA4_THOUGHT = ReasoningFormat(
         # Some go back and forth without a thought.
         f"{GEMMA4_CHANNEL_END}{GEMMA4_THOUGHT_NAME}{GEMMA4_CHANNEL_END}",
     ),
-    # Models open channels without naming them.
-    frames=(GEMMA4_CHANNEL,),
+    # Models open channels without naming them; fine-tunes have one for the answer.
+    frames=(GEMMA4_CHANNEL, *(f"{GEMMA4_CHANNEL}{name}\n" for name in ("content", "final"))),
     tokens=(GEMMA4_CHANNEL,),
 )
 

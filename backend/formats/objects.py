@@ -170,7 +170,7 @@ GRANITE = ToolFormat(
     aliases=("granite3", "granite_pythonic"),
     clues=(in_template(GRANITE_OPENER, "<|start_of_role|>"),),
     openers=(GRANITE_OPENER, "<tool_call>", "<function_call>"),
-    leads=("[",),
+    leads=("[", "{"),
     name_lead=GRANITE_PYTHON,
     readings=(
         # Only the end of the reply ends the lines.
@@ -207,9 +207,13 @@ GRANITE_20B_FC = ToolFormat(
 # Gemma 3, whose templates know no tools, falls back to Python in a fence of its own.
 
 HERMES_OPENER, HERMES_CLOSER = tagged.QWEN3_CODER_OPENER, tagged.QWEN3_CODER_CLOSER
+# The tags of the prompt around the tools, in which Qwen 2.5 Coder writes calls, too.
+HERMES_TOOLS_OPENER, HERMES_TOOLS_CLOSER = "<tools>", "</tools>"
 TOOL_CODE_FENCE, TOOL_CODE_FENCE_END = "```tool_code\n", "```"
 
-TOOL_CODE_CALLS = replace(PYTHONIC_CALLS, before=("print(", "default_api."), is_script=True)
+TOOL_CODE_CALLS = replace(
+    PYTHONIC_CALLS, before=("print(", "await ", "default_api."), is_script=True
+)
 
 HERMES = ToolFormat(
     name="hermes_json",
@@ -218,8 +222,8 @@ HERMES = ToolFormat(
         "trinity",
     ),
     clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
-    openers=(HERMES_OPENER, TOOL_CODE_FENCE),
-    closers=(HERMES_CLOSER,),
+    openers=(HERMES_OPENER, HERMES_TOOLS_OPENER, TOOL_CODE_FENCE),
+    closers=(HERMES_CLOSER, HERMES_TOOLS_CLOSER),
     # Models trained on both formats sometimes write tags between the markers.
     readings=(
         Reading(
@@ -229,6 +233,7 @@ HERMES = ToolFormat(
             end=HERMES_CLOSER,
         ),
         Reading(JSON_CALLS, openers=(HERMES_OPENER,), end=HERMES_CLOSER),
+        Reading(JSON_CALLS, openers=(HERMES_TOOLS_OPENER,), end=HERMES_TOOLS_CLOSER),
         *between(TOOL_CODE_FENCE, TOOL_CODE_FENCE_END, TOOL_CODE_CALLS),
     ),
     frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
@@ -433,7 +438,7 @@ SARASHINA = ToolFormat(
     aliases=("sarashina2",),
     clues=(Clue(anywhere=(SARASHINA_OPENER,)),),
     openers=(SARASHINA_OPENER,),
-    leads=("[",),
+    leads=("[", "{"),
     readings=(Reading(JSON_CALLS),),
     frames=(_list_of_calls(SARASHINA_OPENER),),
 )
@@ -446,8 +451,8 @@ XLAM_LEAD, XLAM_LEAD_END = "[", "]"
 XLAM = ToolFormat(
     name="xlam",
     clues=(in_template("single JSON array"),),
-    # The models are tuned from Qwen's, and fall back to its markers.
-    openers=(HERMES_OPENER,),
+    # The models are tuned from Qwen's and Mistral's, and fall back to their markers.
+    openers=(HERMES_OPENER, named.MISTRAL_OPENER),
     leads=(XLAM_LEAD, "{"),
     closers=(HERMES_CLOSER,),
     readings=(

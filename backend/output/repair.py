@@ -153,8 +153,7 @@ def _starts(tool_format: ToolFormat) -> re.Pattern[str]:
 @lru_cache
 def _block_ends(tool_format: ToolFormat, opener: str) -> tuple[str, ...]:
     """Return the texts that end a block, and not just a call in it."""
-    readings = (each for each in tool_format.readings if opener in (each.openers or (opener,)))
-    ends = (end for each in readings for end in (each.end, *each.other_ends))
+    ends = (end for each in tool_format.readings_at(opener) for end in (each.end, *each.other_ends))
     return tuple(dict.fromkeys(filter(None, ends)))
 
 
@@ -364,7 +363,10 @@ def _tagged_calls(
         name = offered_name(label, names)
         body = raw[head_end:end]
         types = names.parameter_types(name)
-        if not (arguments := dict(tags.arguments(body, types.names))) and "{" in body:
+        arguments = dict(tags.arguments(body, types.names)) or {
+            key: (text, "") for key, text in tags.attributes(raw, named, end, types.names).items()
+        }
+        if not arguments and "{" in body:
             moved = head_end - len(name) - 1
             found = _named_calls(None, f"{name} {body}", names, failures)
             for call in (each for each in found if each.name == name):
@@ -491,6 +493,10 @@ class RepairReader:
         """Tell whether the block is known to be a call."""
         word, is_whole = self._markup.first_word(self.held)
         is_offered = is_whole and bool(offered_name(word, self._context.calls))
+        if is_offered and self._is_bare and not self._is_after_call:
+            # After a marker the call belongs to another block.
+            before = self.held.partition(word)[0]
+            is_offered = not any(opener in before for opener in self._format.openers)
         self._is_call = is_offered and bool(self._goes_on)
         return self._is_call
 
@@ -500,8 +506,7 @@ class RepairReader:
         if self._is_after_call:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
-        is_bare = opener in self._format.leads
-        if is_bare and _LIST_OF_DATA.match(self.held, self.held.find("[")):
+        if self._is_bare and _LIST_OF_DATA.match(self.held, self.held.find("[")):
             return False
         return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
 
@@ -513,19 +518,23 @@ class RepairReader:
         opener = "" if self._is_after_call else context.opener
         body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
         # A bare list of data may have names too.
-        is_listed = self._is_bare and (_LISTED.match(body) or self._may_be_listed(body))
+        is_listed = self._is_bare_list and (_LISTED.match(body) or self._may_be_listed(body))
         return body if is_marked or is_listed else ""
 
     @property
     def _is_bare(self) -> bool:
-        """Whether the block is a list of objects without a marker."""
+        """Whether the block has no marker."""
+        return self._context.opener in self._format.leads
+
+    @property
+    def _is_bare_list(self) -> bool:
         return self._context.opener == "["
 
     def _is_undecided(self) -> bool:
         is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
         if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
             return True
-        if is_short and self._is_bare and self._may_be_listed(self._body):
+        if is_short and self._is_bare_list and self._may_be_listed(self._body):
             return True
         word, is_whole = self._markup.first_word(self.held)
         if is_whole and offered_name(word, self._context.calls):

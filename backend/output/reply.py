@@ -287,8 +287,9 @@ class ReplyCursor:
 def _router(spec: ReplySpec) -> Router | RuledRouter:
     citations = None if spec.is_ruled else spec.format.citations
     make: Callable[..., Router] = partial(CitedRouter, citations=citations) if citations else Router
+    output_format = spec.format if spec.is_ruled else spec.format.with_bare_calls()
     router = make(
-        spec.format, tools=spec.tools, prompt_tail=spec.prompt_tail, used_ids=spec.used_ids
+        output_format, tools=spec.tools, prompt_tail=spec.prompt_tail, used_ids=spec.used_ids
     )
     if not spec.is_ruled:
         return router

@@ -7,7 +7,7 @@ from typing import Self
 
 from backend.core.guide import ThoughtTexts
 from backend.formats.dialects import Citations
-from backend.formats.format import ReasoningFormat, ToolFormat
+from backend.formats.format import ReasoningFormat, ToolFormat, with_bare_calls
 from backend.formats.registry import TURN_STARTS
 
 # The model's name in headers that a template may leave open.
@@ -42,6 +42,10 @@ class OutputFormat:
         reasoning, tools = self.reasoning, self.tools
         thoughts = (*reasoning.marks, *reasoning.tokens, *self.boxes)
         return frozenset((*thoughts, *tools.openers, *tools.closers, *tools.leaks, *tools.tokens))
+
+    def with_bare_calls(self) -> Self:
+        """Return the format in which calls may lack its markers, at the start of an answer."""
+        return replace(self, tools=with_bare_calls(self.tools))
 
     def without_drafts(self) -> Self:
         """Return the format in which every call inside a thought is real and ends the thought."""

@@ -54,7 +54,7 @@ def _empty_block(tool_format: ToolFormat, opener: str) -> Piece | None:
         return None
     brackets = ("]",) if opener.endswith("[") else ("[]", "{}")
     empty = choice(*(sequence(*map(spaced, pair)) for pair in brackets))
-    readings = (each for each in tool_format.readings if opener in (each.openers or (opener,)))
+    readings = tool_format.readings_at(opener)
     ends = {end for each in readings for end in (each.end, *each.other_ends)} & tool_format.strays
     is_special = opener in tool_format.strays
     return choice(empty, *map(spaced, sorted(ends))) if is_special else empty
@@ -539,7 +539,7 @@ class Router:
     def _refuse(self, marker: str) -> None:
         """Treat a marker that begins no call here as text; an opener after a name may still."""
         opener = self._format.tools.name_lead
-        if marker in self._leads and opener in self._format.tools.openers:
+        if opener in self._format.tools.openers and marker.endswith(opener) and marker != opener:
             self._emit(marker.removesuffix(opener))
             self._enter(opener)
         else:

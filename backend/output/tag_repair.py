@@ -27,6 +27,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.output.readers.patterns import ATTRIBUTES, attributes_in, span_end
 from backend.output.readers.typed_values import ParameterTypes
 
 _LABEL = re.compile(r"\w[\w:.-]*")
@@ -138,6 +139,14 @@ class TagWords:
         begin = body.rfind(self._value_begin)
         return begin >= 0 and not self._end.search(body, begin)
 
+    def attributes(self, raw: str, begin: int, end: int, keys: Collection[str]) -> dict[str, str]:
+        """Return arguments beside the name, `f a="x" n=2`, if these are all, and all declared."""
+        name_end = raw.index(name := _first_label(raw, begin), begin) + len(name)
+        beside_end = span_end(_ATTRIBUTES, raw[:end], name_end)
+        pairs = attributes_in(raw[name_end:beside_end])
+        is_all = pairs.keys() <= {*keys} and not self.has_other_text(raw[beside_end:end])
+        return pairs if is_all else {}
+
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments contains text."""
         rest = re.sub(r"</?[^<>\n=]*>|" + self._mark, "", self._call_end.sub("", body))
@@ -225,6 +234,7 @@ class TagWords:
                 name = ""
 
 
+_ATTRIBUTES = re.compile(ATTRIBUTES.ungrouped)
 _LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
 _ATTRIBUTE_TAG = re.compile(r"(?P<begin>.*?[^\s=])(?:\s+(?P<attribute>\w+))?=\"?", re.DOTALL)
 
@@ -240,6 +250,7 @@ def _opening(text: Part) -> str:
     if found is None:
         return re.escape(words).replace(r"\ ", r"\s+")
     begin = re.escape(found["begin"]).replace(r"\ ", r"\s+")
+    begin = re.sub("^<", r"<\\s*", begin)
     names = "|".join(dict.fromkeys(filter(None, (found["attribute"], "name"))))
     return rf"{begin}(?:(?:\s+(?:{names}))?\s*=\s*|\s+{_LONE_NAME})[\"']?"
 

@@ -620,13 +620,9 @@ def make_reader(tool_format: ToolFormat, context: ReaderContext) -> Reader:
 
 @lru_cache
 def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
-    readings = [
-        reading
-        for reading in tool_format.readings
-        if not reading.openers or opener in reading.openers
-    ]
+    readings = tool_format.readings_at(opener)
     choices = {begin: _factory(reading) for reading in readings for begin in reading.begins}
-    otherwise = _factory(next(reading for reading in readings if not reading.begins))
+    otherwise = _factory(tool_format.fallback_at(opener))
     if not choices:
         return otherwise
     return partial(ChoiceReader, choices=choices, otherwise=otherwise)

@@ -71,6 +71,11 @@ class Piece:
         return re.sub(r"\(\?P<\w+>", "(?:", self.whole)
 
 
+def attributes_in(text: str) -> dict[str, str]:
+    """Return the values of attributes, without their quotes."""
+    return {key: value.strip("\"'") for key, value in _ATTRIBUTE.findall(text)}
+
+
 SPACE = Piece(r"\s*+", r"\s*+")
 SPACE_IN_LINE = Piece(r"[^\S\n]*+", r"[^\S\n]*+")
 ATTRIBUTES = Piece(
@@ -200,8 +205,7 @@ class Pattern:
 
     def _read(self, found: re.Match[str]) -> Match:
         groups = found.groupdict(default="")
-        written = _ATTRIBUTE.findall(groups.get("attributes", ""))
-        attributes = {key: value.strip("\"'") for key, value in written}
+        attributes = attributes_in(groups.get("attributes", ""))
         name = attributes.get(self.name_key, "") if self.name_key else groups["name"].strip()
         if not (name := self.unescape(name)) and not self.may_lack_name:
             return NO_MATCH

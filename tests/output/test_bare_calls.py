@@ -1,0 +1,81 @@
+"""Calls without their format's markers: models of all families lapse into JSON alone."""
+
+import golden
+import pytest
+from tool_replies import FORMATS, TOOLS
+
+from backend.core.step import FinishReason
+from backend.output.replay import cut_evenly
+from backend.output.reply import ReplySpec
+
+SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+CALL = '{"name": "note_add", "arguments": {"text": "milk"}}'
+OTHER = '{"name": "clock_now", "arguments": {}}'
+MADE = (("note_add", '{"text": "milk"}'),)
+# The messages of these have recipients; the list of MiniMax M3 begins like its marks.
+UNABLE = {
+    name for name, reply in FORMATS.items() if golden.tool_format(reply.parser or name).owns_reply
+}
+BARE = sorted(FORMATS.keys() - UNABLE)
+
+
+def played(name, text, *, is_ruled=False):
+    reply = FORMATS[name]
+    spec = ReplySpec(
+        format=golden.named_format(reply.parser or name, reply.reasoning),
+        tools=SCHEMAS,
+        is_ruled=is_ruled,
+    )
+    whole, *cut = [golden.play(spec, chunks) for chunks in ([text], cut_evenly(text, 1))]
+    assert [(each.content, golden.named_calls(each)) for each in cut] == [
+        (whole.content, golden.named_calls(whole))
+    ]
+    return whole.content, golden.named_calls(whole), whole.finish.reason
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize(
+    "text", [CALL, f"\n{CALL}\n", f"```json\n{CALL}\n```", f"```\n{CALL}\n```"]
+)
+def test_a_call_without_any_marker_is_one_at_the_beginning_of_an_answer(name, text):
+    content, calls, finish = played(name, text)
+    assert (content.strip(), calls, finish) == ("", MADE, FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Alice", "arguments": {"text": "milk"}}',
+        '{"name": "note_add", "description": "adds a note"}',
+        '{"note": "note_add", "arguments": {}}',
+        '[{"name": "Alice", "arguments": 2}]',
+        "{}",
+        "[]",
+        "[1, 2]",
+        "{",
+        f"It is called so: {CALL}",
+        f"It is called so:\n```json\n{CALL}\n```",
+    ],
+)
+def test_other_json_and_a_call_after_prose_are_content(name, text):
+    assert played(name, text) == (text, (), FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{CALL}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>",
+        f"```json\n{CALL}\n```\n```json\n{OTHER}\n```",
+        f"{CALL}\n{OTHER}",
+        f"[{CALL}, {OTHER}]",
+    ],
+)
+def test_more_calls_may_follow(text):
+    calls = (*MADE, ("clock_now", "{}"))
+    assert played("hermes_json", text) == ("", calls, FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize("name", ["hermes_json", "glm4", "mistral"])
+def test_an_answer_that_a_schema_rules_is_content_though_it_looks_like_a_call(name):
+    assert played(name, CALL, is_ruled=True) == (CALL, (), FinishReason.STOP)
