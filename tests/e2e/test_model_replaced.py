@@ -17,7 +17,7 @@ from typing import ClassVar
 import grpc
 import pytest
 from adapters import write_adapter
-from serving import code_of, served, stream
+from serving import code_of, served
 from waiting import until
 
 from backend.config import INLINE_REQUEST_BYTES, TuningOptions
@@ -338,14 +338,14 @@ async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_servin
     spoil(bad := shutil.copytree(decoders[1], tmp_path / "bad"))
     async with shared(decoders[0]) as backend:
         process = backend.engine.process_id
-        running = asyncio.create_task(stream(backend.stub, LONG))
-        await until(lambda: backend.engine.status().metrics["slots_taken"])
+        running = aiter(backend.stub.PredictStream(LONG))
+        first = await anext(running)
         chosen = {name: filled(value, bad) for name, value in options.items()}
         code, details = await code_of(backend.load(bad, **chosen))
         assert code in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}, details
         assert problem in details
         assert re.match(r"(\w+)[:\[]", details)[1] in NAMES, details
-        assert (await running).replies[-1].tokens == LONG.Tokens
+        assert [first, *[reply async for reply in running]][-1].tokens == LONG.Tokens
         assert (await backend.stub.Predict(PROMPT)).tokens == 2
         assert backend.engine.process_id == process
 
