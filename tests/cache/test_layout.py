@@ -298,6 +298,7 @@ def test_a_cache_that_ends_elsewhere_is_not_captured(networks):
 
 
 @pytest.mark.parametrize("family", OF_FAMILIES)
+@pytest.mark.one_in(2)
 def test_a_family_with_classes_of_its_own_is_restored_as_it_was(own_networks, family):
     network = own_networks(family)
     layout = CacheLayout.of(make_prompt_cache(network))

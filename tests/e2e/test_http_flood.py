@@ -48,6 +48,7 @@ def backend(tmp_path_factory, ports):
 
 
 @pytest.mark.parametrize(("option", "path"), [("--metrics-addr", "metrics"), ("--dashboard", "")])
+@pytest.mark.one_in(2)
 def test_half_open_connections_stay_few_and_others_are_answered(backend, ports, option, path):
     port = ports[option]
     with ExitStack() as others:

@@ -90,6 +90,7 @@ async def test_weights_that_compute_no_numbers_are_told(tiny_models, tmp_path):
         ("architectures", 7),
     ],
 )
+@pytest.mark.one_in(3)
 async def test_a_value_that_no_model_has_is_told_with_its_field(
     tiny_models, tmp_path, field, value
 ):

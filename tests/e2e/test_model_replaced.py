@@ -332,6 +332,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize(("spoil", "options", "problem"), NEVER.values(), ids=NEVER)
+@pytest.mark.one_in(3)
 async def test_a_load_that_cannot_work_is_refused_while_the_model_goes_on_serving(
     shared, decoders, tmp_path, spoil, options, problem
 ):

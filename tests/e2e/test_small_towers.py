@@ -41,6 +41,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", ["fastvlm", "gemma3n"])
+@pytest.mark.one_in(2)
 async def test_pictures_are_read_as_mlx_vlm_reads_them(shared, built, family):
     directory, reference = built(family)
     questions = {"What is it?": [picture(2, (96, 48))], "Text, be bi.": []}

@@ -79,6 +79,7 @@ def test_nothing_but_the_weights_is_left_when_a_session_is_dropped(networks, fam
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
+@pytest.mark.one_in(3)
 def test_no_token_of_branching_conversations_is_stored_twice(networks, family):
     network = networks(family)
     alone = Driver(network)

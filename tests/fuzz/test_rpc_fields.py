@@ -99,6 +99,7 @@ def unmoved(loaded):
 @pytest.mark.parametrize("method", SERVING)
 @profile
 @given(data=st.data(), is_chat=st.booleans())
+@pytest.mark.one_in(2)
 def test_odd_fields_are_answered_or_refused(unmoved, method, data, is_chat):
     kind = GetMessageClass(METHODS[method].input_type)
     base = GOOD.get(kind.DESCRIPTOR.name, {})
