@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Self
 
 from backend.formats.dialects import (
@@ -318,11 +318,11 @@ class ToolFormat(_Format):
 _BARE_LEADS = ("{", "[")
 
 
-@cache
+@lru_cache  # Bounded: each load makes the formats of its checkpoint anew.
 def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
-    """Return a format that also reads JSON calls without its markers, to which all models lapse.
+    """Return a format that also reads JSON calls without markers: all models lapse into these.
 
-    A format that has bare calls of its own stays as it is.
+    A format with bare calls of its own, and one that frames the whole reply, stay as they are.
     """
     has_own = any(lead in tool_format.leads for lead in _BARE_LEADS)
     if has_own or not tool_format.readings or tool_format.owns_reply:

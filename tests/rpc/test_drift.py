@@ -285,3 +285,16 @@ async def test_a_tool_whose_name_the_format_cannot_carry_is_refused(parser, name
         f"Tools: this model's format of calls cannot carry the name {name!r} ({parser})"
     )
     assert (await reply_to("hermes_json", "ok", [BASH, tool(name)])).content == "ok"
+
+
+BARE = '{"name": "bash", "arguments": {"command": "ls"}}'
+
+
+@pytest.mark.parametrize("parser", ["hermes_json", "qwen3_coder_xml", "glm4", "mistral", "gemma4"])
+@pytest.mark.parametrize("text", [BARE, f"```json\n{BARE}\n```"])
+async def test_json_without_a_marker_is_a_call_if_its_tool_was_offered(parser, text):
+    reply = await reply_to(parser, text, [BASH])
+    assert (called(reply), reply.content) == ([("bash", {"command": "ls"})], "")
+    reply = await reply_to(parser, text, [READ])
+    assert (called(reply), reply.content) == ([], text)
+    assert (await reply_to(parser, text, [])).content == text

@@ -22,7 +22,7 @@ from backend.formats.dialects import (
     Template,
     split_at,
 )
-from backend.formats.format import Frame, Section, ToolFormat, with_bare_calls
+from backend.formats.format import Frame, Section, ToolFormat
 from backend.sampling.grammar.compiler import Checker
 from backend.sampling.grammar.schema import token
 from backend.sampling.grammar.tool_arguments import arguments_in
@@ -290,12 +290,11 @@ def _is_single(calls: _FramedCalls) -> bool:
 
 def _lead(tool_format: ToolFormat) -> str:
     """Return a regular expression for text that readers mistake for the beginning of a call."""
-    tool_format = with_bare_calls(tool_format)
     leads = []
     for lead in tool_format.leads:
         if lead not in _BRACKETS:
             leads.append(escaped(lead))
-        elif isinstance(tool_format.fallback_at(lead).dialect, Literals):
+        elif any(isinstance(reading.dialect, Literals) for reading in tool_format.readings):
             leads.append(_PYTHON_LEAD)
         else:
             leads.append(_OBJECT_LEAD)
