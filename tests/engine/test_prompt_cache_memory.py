@@ -75,7 +75,8 @@ def test_nothing_but_the_weights_is_left_when_a_session_is_dropped(networks, fam
     gc.collect()
     # The last pass that nobody read may still be computed.
     mx.synchronize()
-    assert mx.get_active_memory() <= weights + KIB
+    # Constants of a first pass stay: a row of keys alone would be more.
+    assert mx.get_active_memory() <= weights + 8 * KIB
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "deepseek_v3"])
