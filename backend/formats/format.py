@@ -242,6 +242,7 @@ class ToolFormat(_Format):
         closers: Texts that end a call or a block of calls; the first is the default.
         leaks: Meaningless texts that models write after calls by mistake.
         readings: Dialects for reading calls; empty for models without calls.
+        lapses: Readings between texts that are no markers: grammars let prose contain them.
         frames: The ways in which a grammar lets a model write calls.
         most_calls: Limit of calls in a reply, if there is one.
         around: The text around calls, if it is not free: messages, some of which are calls, or
@@ -265,6 +266,7 @@ class ToolFormat(_Format):
     closers: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
+    lapses: tuple[Reading, ...] = ()
     frames: tuple[Frame, ...] = ()
     most_calls: int | None = None
     around: Messages | Section | None = None
@@ -330,11 +332,13 @@ def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
     # A scanner would find a lead inside a marker first.
     marks = (*tool_format.openers, *tool_format.closers, *tool_format.leaks)
     leads = tuple(lead for lead in _BARE_LEADS if not any(lead in mark[1:] for mark in marks))
-    bare = Reading(JSON_CALLS, openers=leads)
+    bare, lapses = Reading(JSON_CALLS, openers=leads), tool_format.lapses
     return replace(
         tool_format,
+        openers=(*tool_format.openers, *(text for each in lapses for text in each.openers)),
+        closers=(*tool_format.closers, *(each.end for each in lapses)),
         leads=(*tool_format.leads, *leads),
-        readings=(*tool_format.readings, bare),
+        readings=(*tool_format.readings, *lapses, bare),
     )
 
 

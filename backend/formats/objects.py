@@ -222,8 +222,8 @@ HERMES = ToolFormat(
         "trinity",
     ),
     clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
-    openers=(HERMES_OPENER, HERMES_TOOLS_OPENER, TOOL_CODE_FENCE),
-    closers=(HERMES_CLOSER, HERMES_TOOLS_CLOSER),
+    openers=(HERMES_OPENER, TOOL_CODE_FENCE),
+    closers=(HERMES_CLOSER,),
     # Models trained on both formats sometimes write tags between the markers.
     readings=(
         Reading(
@@ -233,9 +233,9 @@ HERMES = ToolFormat(
             end=HERMES_CLOSER,
         ),
         Reading(JSON_CALLS, openers=(HERMES_OPENER,), end=HERMES_CLOSER),
-        Reading(JSON_CALLS, openers=(HERMES_TOOLS_OPENER,), end=HERMES_TOOLS_CLOSER),
         *between(TOOL_CODE_FENCE, TOOL_CODE_FENCE_END, TOOL_CODE_CALLS),
     ),
+    lapses=(Reading(JSON_CALLS, openers=(HERMES_TOOLS_OPENER,), end=HERMES_TOOLS_CLOSER),),
     frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
 )
 

@@ -12,7 +12,7 @@ SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 CALL = '{"name": "note_add", "arguments": {"text": "milk"}}'
 OTHER = '{"name": "clock_now", "arguments": {}}'
 MADE = (("note_add", '{"text": "milk"}'),)
-# The messages of these have recipients; the list of MiniMax M3 begins like its marks.
+# The messages of these have recipients.
 UNABLE = {
     name for name, reply in FORMATS.items() if golden.tool_format(reply.parser or name).owns_reply
 }
@@ -69,6 +69,7 @@ def test_other_json_and_a_call_after_prose_are_content(name, text):
         f"```json\n{CALL}\n```\n```json\n{OTHER}\n```",
         f"{CALL}\n{OTHER}",
         f"[{CALL}, {OTHER}]",
+        f"<tools>\n{CALL}\n</tools>\n<tools>\n{OTHER}\n</tools>",
     ],
 )
 def test_more_calls_may_follow(text):

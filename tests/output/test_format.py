@@ -233,8 +233,7 @@ def test_an_unknown_name_is_warned_of_once_and_the_evidence_counts(caplog):
 def test_a_format_tells_its_name_and_the_markers_that_must_stay_visible():
     output_format = detect(FormatEvidence(THINK_TOKENS, QWEN_TEMPLATE))
     assert output_format.name == "hermes_json+think"
-    marks = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<tools>", "</tools>"}
-    marks.add(TOOL_CODE_FENCE)
+    marks = {"<think>", "</think>", "<tool_call>", "</tool_call>", TOOL_CODE_FENCE}
     assert output_format.markers == marks
     assert detect(FormatEvidence((), "")).markers == frozenset()
 

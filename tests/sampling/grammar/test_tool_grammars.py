@@ -192,6 +192,7 @@ def test_text_may_hold_other_markers():
     [
         # An answer may be JSON about names; a call without markers there is a lapse.
         ("hermes_json", '{"name": "Ann"}', True),
+        ("hermes_json", "Tools stand in <tools> tags.", True),
         ("llama3_json", '{"answer": 42}', True),
         ("llama3_json", 'In JSON: {"name": 1}', True),
         ("llama3_json", ' {"name": "Ann"}', False),
