@@ -404,7 +404,47 @@ _LISTED_CALL = sequence(
     *(choice(spaced('"arguments"'), spaced('"parameters"')), spaced(":"), spaced("{")),
 )
 _LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
-_LIST_OF_DATA = re.compile(r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<])""")
+_LIST_OF_DATA = re.compile(
+    r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<]|"[^"]*"\s*[,\]]|'[^']*'\s*[,\]])"""
+)
+# An object without markers, as far as it tells whether it is a call.
+_BARE = re.compile(r"[\s\[]*+\{\s*+")
+_KEY = re.compile(r"""\s*+["']?([\w.:/-]++)["']?\s*+:\s*+""")
+_BEGUN_BARE_KEY = re.compile(r"""\s*+["']?[\w.:/-]*+["']?\s*+""")
+_NO_KEY = re.compile(r"\s*+[\w.-]+\s*+[},]")
+_SCALAR = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\s,{}\[\]"']++)\s*+""")
+
+
+def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
+    """Tell whether an object without markers has the keys of a call; `None` if more text decides.
+
+    It has them up to its arguments, or the only key is the name of a tool.
+
+    Args:
+        position: Where its first key begins.
+    """
+    is_first = True
+    while found := _KEY.match(raw, position):
+        key, position = found[1], found.end()
+        follows = raw[position : position + 1]
+        if key in _ARGUMENT_KEYS:
+            return True
+        if key not in _CALL_KEYS:
+            is_name = is_first and bool(offered_name(key, names)) and follows in ("", "{")
+            return None if is_name and not follows else is_name
+        if follows == "{" and key in NESTING_KEYS:
+            position += 1
+            continue
+        value = _SCALAR.match(raw, position)
+        if value is None or value.end() == len(raw):
+            return None
+        if raw[value.end()] != ",":
+            return True
+        position = value.end() + 1
+        is_first = False
+    if _NO_KEY.match(raw, position):
+        return False
+    return None if _BEGUN_BARE_KEY.fullmatch(raw, position) else True
 
 
 class RepairReader:
@@ -508,6 +548,8 @@ class RepairReader:
         opener, in_prose = self._context.opener, self._context.in_prose
         if self._is_bare and _LIST_OF_DATA.match(self.held, self.held.find("[")):
             return False
+        if self._is_bare and (begun := _BARE.match(self.held)):
+            return _is_bare_call(self.held, begun.end(), self._context.calls)
         return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
 
     @property

@@ -4,7 +4,7 @@ import golden
 import pytest
 from tool_replies import FORMATS, TOOLS
 
-from backend.core.step import FinishReason
+from backend.core.step import ContentDelta, FinishReason
 from backend.output.replay import cut_evenly
 from backend.output.reply import ReplySpec
 
@@ -80,3 +80,31 @@ def test_more_calls_may_follow(text):
 @pytest.mark.parametrize("name", ["hermes_json", "glm4", "mistral"])
 def test_an_answer_that_a_schema_rules_is_content_though_it_looks_like_a_call(name):
     assert played(name, CALL, is_ruled=True) == (CALL, (), FinishReason.STOP)
+
+
+@pytest.mark.parametrize("name", ["hermes_json", "llama3_json", "granite", "glm4"])
+@pytest.mark.parametrize(
+    ("begun", "rest"),
+    [
+        ('{"note_add": "', 'adds a note", "clock_now": "tells the time"}'),
+        ('{\n  "note_add": [', '"adds", "a", "note"]}'),
+        ('{"note_add": null, "x": "', 'a note"}'),
+        ('{"name": "note_add", "why": "', 'the list is empty"}'),
+        ('{"name": "note_add", "id": 3, "text": "', 'the list is empty"}'),
+        ('{"tool": "note_add", "reason": "', 'the list is empty"}'),
+        ('{"type": "function", "function": {"name": "note_add", "description": "', 'adds"}}'),
+        ('[{"name": "note_add", "description": "', 'adds a note"}]'),
+        ('["note_add", "', 'clock_now"]'),
+        ("{note_add}, ", "a set, has one element"),
+    ],
+)
+def test_json_about_an_offered_tool_streams_once_a_key_or_value_tells_it_from_a_call(
+    name, begun, rest
+):
+    assert played(name, begun + rest) == (begun + rest, (), FinishReason.STOP)
+    reply = FORMATS[name]
+    spec = ReplySpec(
+        format=golden.named_format(reply.parser or name, reply.reasoning), tools=SCHEMAS
+    )
+    first, *_ = (deltas for deltas, _ in golden.stream(spec, [begun, rest]))
+    assert first == (ContentDelta(begun),)
