@@ -405,7 +405,7 @@ _LISTED_CALL = sequence(
 )
 _LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
 _LIST_OF_DATA = re.compile(
-    r"""[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<]|"[^"]*"\s*[,\]]|'[^']*'\s*[,\]])"""
+    r"""\s*+\[[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<]|"[^"]*"\s*[,\]]|'[^']*'\s*[,\]])"""
 )
 # An object without markers, as far as it tells whether it is a call.
 _BARE = re.compile(r"[\s\[]*+\{\s*+")
@@ -439,7 +439,7 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
         if value is None or value.end() == len(raw):
             return None
         if raw[value.end()] != ",":
-            return True
+            return raw[value.end()] != "}"
         position = value.end() + 1
         is_first = False
     if _NO_KEY.match(raw, position):
@@ -546,7 +546,7 @@ class RepairReader:
         if self._is_after_call:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
-        if self._is_bare and _LIST_OF_DATA.match(self.held, self.held.find("[")):
+        if self._is_bare and _LIST_OF_DATA.match(self.held):
             return False
         if self._is_bare and (begun := _BARE.match(self.held)):
             return _is_bare_call(self.held, begun.end(), self._context.calls)

@@ -96,6 +96,8 @@ def test_an_answer_that_a_schema_rules_is_content_though_it_looks_like_a_call(na
         ('[{"name": "note_add", "description": "', 'adds a note"}]'),
         ('["note_add", "', 'clock_now"]'),
         ("{note_add}, ", "a set, has one element"),
+        ('{"name": "note_add"} ', "would be the name"),
+        ('{"function": {"name": "note_add"}} ', "would be the name"),
     ],
 )
 def test_json_about_an_offered_tool_streams_once_a_key_or_value_tells_it_from_a_call(
@@ -108,3 +110,24 @@ def test_json_about_an_offered_tool_streams_once_a_key_or_value_tells_it_from_a_
     )
     first, *_ = (deltas for deltas, _ in golden.stream(spec, [begun, rest]))
     assert first == (ContentDelta(begun),)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_without_markers_a_name_alone_is_a_call_if_its_tool_requires_no_arguments(name):
+    assert played(name, '{"name": "clock_now"}') == (
+        "",
+        (("clock_now", "{}"),),
+        FinishReason.TOOL_CALLS,
+    )
+    assert played(name, '{"name": "note_add"}') == (
+        '{"name": "note_add"}',
+        (),
+        FinishReason.STOP,
+    )
+
+
+@pytest.mark.parametrize("tags", ["[1, 2]", '["a", "b"]'])
+def test_a_list_in_the_damaged_arguments_of_a_call_is_no_list_of_data(tags):
+    text = f'{{"name": "note_add", "arguments": {{""text": "x", "tags": {tags}}}}}'
+    arguments = f'{{"\\"text": "x", "tags": {tags}}}'
+    assert played("hermes_json", text) == ("", (("note_add", arguments),), FinishReason.TOOL_CALLS)

@@ -497,6 +497,13 @@ class _ObjectCall:
         return has_parts and not (self._is_doubtful or self._is_nested)
 
     @property
+    def _is_complete(self) -> bool:
+        """Whether a named object is a call; without a marker it needs the required arguments."""
+        if self._has_arguments or not self._is_doubtful:
+            return self._has_values or not self._strangers
+        return not self._calls.lacks_arguments(self._name, "{}")
+
+    @property
     def _has_values(self) -> bool:
         """Whether there are arguments, or an empty object and no other members that fit."""
         if not (self._strangers and self._arguments.is_empty):
@@ -508,7 +515,7 @@ class _ObjectCall:
         if self._is_nested:
             self._is_nested = False
             self._step = self._after_value
-        elif self._is_named and (self._has_values or not self._strangers):
+        elif self._is_named and self._is_complete:
             self.is_over = True
         else:
             raise NotACallError(position)
