@@ -75,12 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+# Jobs have the lowest priority: beside tests of a usual one they get a hundredth of a core.
+_NICENESS = 10
+
+
 def pytest_configure() -> None:
-    """Have threads of tests and of their processes wait for their turn when they wake.
+    """Lower the priority of tests towards that of jobs, and have woken threads wait for their turn.
 
     MLX hands each operation to a thread of its own, which would interrupt the one that describes
     the next: of tiny models that takes a third of the processor time.
     """
+    os.nice(max(0, _NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):  # A sandbox may forbid it.
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

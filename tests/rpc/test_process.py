@@ -508,11 +508,11 @@ def test_a_server_that_accepts_no_calls_lets_streams_finish_and_ends_with_a_code
     with grpc.insecure_channel(f"127.0.0.1:{backend.port}") as channel:
         stub = backend_pb2_grpc.BackendStub(channel)
         assert stub.LoadModel(pb.ModelOptions(Model="demo"), timeout=START_TIMEOUT_S).success
-        request = pb.PredictOptions(Prompt="Once", Tokens=300, IgnoreEOS=True)
+        request = pb.PredictOptions(Prompt="Once", Tokens=100, IgnoreEOS=True)
         replies = stub.PredictStream(request, timeout=START_TIMEOUT_S)
         next(replies)
         backend.process.send_signal(signal.SIGUSR1)
-        assert list(replies)[-1].tokens == 300
+        assert list(replies)[-1].tokens == 100
     assert backend.process.wait(EXIT_TIMEOUT_S) == EXIT_BROKEN
     told = [line for line in backend.lines() if "CRITICAL" in line or "ERROR" in line]
     assert "accepts no calls any more" in told[-2]
