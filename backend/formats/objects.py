@@ -281,6 +281,8 @@ INKLING_MESSAGE, INKLING_END, INKLING_LAST_END = (
 )
 INKLING_OPENER = "<|content_invoke_tool_json|>"
 INKLING_THINKING, INKLING_TEXT = "<|content_thinking|>", "<|content_text|>"
+# Of texts that are no answers.
+_INKLING_OTHERS = ("<|content_invoke_tool_text|>", "<|content_tool_error|>")
 
 INKLING_CALLS = Objects(('{"name": ', QUOTED_NAME, ', "args": ', ARGUMENTS, "}"))
 _INKLING_CLUE = as_tokens(INKLING_OPENER, INKLING_MESSAGE)
@@ -312,7 +314,7 @@ INKLING_THOUGHT = ReasoningFormat(
     clues=(_INKLING_CLUE,),
     starts=(INKLING_THINKING,),
     ends=(INKLING_END,),
-    frames=(INKLING_MESSAGE, INKLING_TEXT, INKLING_LAST_END),
+    frames=(INKLING_MESSAGE, INKLING_TEXT, INKLING_LAST_END, *_INKLING_OTHERS),
     bridge=INKLING_MESSAGE,
     answer=INKLING_TEXT,
 )

@@ -133,7 +133,10 @@ def _marked(
 
 DSML = _marked(
     "deepseek_dsml",
-    ("deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4", "dsml"),
+    (
+        *("deepseek_v32", "deepseekv32", "deepseek_v4", "deepseekv4"),
+        *("deepseek_v41", "deepseekv41", "dsml"),
+    ),
     DSML_MARK,
     DSML_BLOCKS,
     other_marks=DSML_OTHER_MARKS,
@@ -461,6 +464,8 @@ LONGCAT_THOUGHT = ReasoningFormat(
 # A value that contains markup is a CDATA section.
 
 MINICPM5_OPENER, MINICPM5_CLOSER = "<function name=", "</function>"
+# As tokenizers write it that drop blanks.
+MINICPM5_GLUED = "<functionname="
 MINICPM5_PARAMETER = "<param name="
 
 MINICPM5_TAGS = Tags(
@@ -473,7 +478,7 @@ MINICPM5_TAGS = Tags(
 MINICPM5 = ToolFormat(
     name="minicpm5",
     clues=(in_template(f'{MINICPM5_OPENER}"', f'{MINICPM5_PARAMETER}"'),),
-    openers=(MINICPM5_OPENER,),
+    openers=(MINICPM5_OPENER, MINICPM5_GLUED),
     closers=(MINICPM5_CLOSER,),
     readings=(Reading(MINICPM5_TAGS),),
     frames=(Frame(MINICPM5_TAGS, MINICPM5_OPENER, separator=("\n",), is_block=False),),

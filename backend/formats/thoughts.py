@@ -17,7 +17,7 @@ THINK = ReasoningFormat(
         *("deepseek_r1", "deepseek_v3", "deepseek_v4", "glm45", "olmo3"),
         *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
         *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo", "glm47", "holo2", "nemotron_3"),
-        *("minimax", "interns1", "rwkv", "gigachat35", "hyperclovax_seed_think"),
+        *("minimax", "interns1", "ling3", "rwkv", "gigachat35", "hyperclovax_seed_think"),
     ),
     # A template mentions the end of thoughts only if the model writes thoughts.
     clues=(as_tokens(_START, _END), in_template(_END)),
@@ -64,7 +64,7 @@ COLON = ReasoningFormat(
 
 GRANITE = ReasoningFormat(
     name="granite_text",
-    aliases=("granite", "ernie45"),
+    aliases=("ernie45",),
     clues=(
         in_template(_START, _RESPONSE, "<|start_of_role|>"),
         # ERNIE 4.5 frames its answers like this, MiniMax M2 the results of tools.
@@ -86,10 +86,12 @@ APRIEL = ReasoningFormat(
 
 GRANITE_32 = ReasoningFormat(
     name="granite_sentences",
-    aliases=("granite32",),
+    # Under this name vLLM reads the sentences; version 3.3 has tags.
+    aliases=("granite", "granite32"),
     clues=(in_template(_PROCESS),),
-    starts=(_PROCESS, "Here's my thought process:"),
-    ends=("Here is my response:", "Here's my response:"),
+    starts=(_PROCESS, "Here's my thought process:", _START),
+    ends=("Here is my response:", "Here's my response:", _END),
+    frames=GRANITE.frames,
 )
 
 HUNYUAN_A13B = ReasoningFormat(

@@ -72,7 +72,11 @@ class _Block:
         tool_format: ToolFormat,
         context: ReaderContext,
         make_reader: Callable[[ReaderContext], Reader],
+        *,
+        echo: str = "",
     ) -> None:
+        """Begin at an opener; a block with the text `echo` has no calls."""
+        self._echo = echo
         self._format = tool_format
         self._context = context
         self._reader = make_reader(context)
@@ -86,6 +90,10 @@ class _Block:
         self.is_empty = False
 
     @property
+    def opener(self) -> str:
+        return self._context.opener
+
+    @property
     def held(self) -> str:
         return self._reader.held + self._waiting
 
@@ -97,7 +105,14 @@ class _Block:
     def has_calls(self) -> bool:
         return len(self._context.calls.completed) > self._calls_before
 
+    def text_before(self, rest: str) -> str:
+        """Return the text of a sound block, from its opener to the rest; else nothing."""
+        text = "" if self.is_repaired else "".join(self._fed)
+        return text.removesuffix(rest).lstrip()
+
     def feed(self, text: str) -> ReaderOutput:
+        if self._echo:
+            return self._feed_echo(text)
         if self._empty is None:
             return self._feed(text)
         text = self._waiting + text
@@ -109,6 +124,17 @@ class _Block:
             return ReaderOutput()
         self._empty, self._waiting = None, ""
         return self._feed(text)
+
+    def _feed_echo(self, text: str) -> ReaderOutput:
+        text, echo = self._waiting + text, self._echo
+        if text.startswith(echo):
+            self.is_empty = True
+            return ReaderOutput(rest=text[len(echo) :])
+        if echo.startswith(text):
+            self._waiting = text
+            return ReaderOutput()
+        self._echo = self._waiting = ""
+        return self.feed(text)
 
     def _feed(self, text: str) -> ReaderOutput:
         if not self.is_repaired:
@@ -124,6 +150,9 @@ class _Block:
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply; there may be a rest."""
+        if self._waiting and self._echo:
+            self.is_empty, self._waiting = True, ""
+            return ReaderOutput()
         if self._waiting:
             return self._finish_waiting(truncated=truncated)
         # The repairing reader, which alone has the whole text then, decides for itself.
@@ -278,6 +307,8 @@ class Router:
         self._may_quote = output_format.tools.is_quotable
         self._is_to_be_owned = output_format.tools.owns_reply
         self._block: _Block | None = None
+        # That of the last sound block between markers.
+        self._block_text = ""
         self._rest = ""
         self._deltas: list[Delta] = []
         self._is_off = False
@@ -434,6 +465,9 @@ class Router:
             # The closers of a damaged call are meaningless too.
             self._begin(TextAfterCall())
         if output.rest is not None:
+            if not block.is_empty:
+                is_marked = block.opener in self._format.tools.openers
+                self._block_text = block.text_before(output.rest) if is_marked else ""
             self._lacks_closer = output.is_damaged and block.has_calls
             self._block = None
 
@@ -581,7 +615,10 @@ class Router:
 
     def _open_block(self, opener: str) -> None:
         context = self._context(opener, self._calls)
-        self._block = _Block(self._format.tools, context, self._make_reader)
+        # Models repeat a block without its opener: the calls are the same.
+        is_repeated = self._is_after_call and self._block_text.startswith(opener) and opener
+        echo = self._block_text.removeprefix(opener) if is_repeated else ""
+        self._block = _Block(self._format.tools, context, self._make_reader, echo=echo)
 
     def _context(self, opener: str, calls: CallLedger) -> ReaderContext:
         return ReaderContext(

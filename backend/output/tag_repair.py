@@ -58,12 +58,13 @@ class Names(Protocol):
 
 
 def offered_name(word: str, names: Names) -> str:
-    """Return the offered name in a word, which may have a namespace and a number.
+    """Return the offered name in a word, which may have a namespace, a group and a number.
 
     Any other word before or after it makes it the name of another tool.
     """
     name = _NAMESPACE.sub("", word, count=1) if _NAMESPACE.match(word) else word
-    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name))
+    grouped = word.rpartition("/")[2]
+    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name), grouped)
     return next(filter(names.is_offered, candidates), "")
 
 
@@ -215,7 +216,7 @@ class TagWords:
         return value.removeprefix("\n").removesuffix("\n")
 
     def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield pairs, each of which may lack one of its four tags."""
+        """Yield pairs, each of which may lack one of its four tags; for both inner ones `k=v`."""
         key, key_end, value = self._texts
         tags = (key, key_end, value, self._value_end)
         pieces = re.split(f"({'|'.join(map(re.escape, tags))})", body)
@@ -224,6 +225,10 @@ class TagWords:
         for piece in pieces:
             text = piece.strip()
             if piece in tags:
+                if piece == self._value_end and before == key and "=" in name:
+                    name, _, value = name.partition("=")
+                    yield name.strip(), (self._cleaned(value.strip()), "")
+                    name = ""
                 before = piece
             elif not text:
                 continue
@@ -252,7 +257,7 @@ def _opening(text: Part) -> str:
     begin = re.escape(found["begin"]).replace(r"\ ", r"\s+")
     begin = re.sub("^<", r"<\\s*", begin)
     names = "|".join(dict.fromkeys(filter(None, (found["attribute"], "name"))))
-    return rf"{begin}(?:(?:\s+(?:{names}))?\s*=\s*|\s+{_LONE_NAME})[\"']?"
+    return rf"{begin}(?:(?:\s*(?:{names}))?\s*=\s*|\s+{_LONE_NAME})[\"']?"
 
 
 def _closing(end: Sequence[Part]) -> re.Pattern[str]:
@@ -260,7 +265,7 @@ def _closing(end: Sequence[Part]) -> re.Pattern[str]:
 
 
 def _first_label(raw: str, position: int) -> str:
-    found = re.compile(r"""[\s"']*([^\s<>"'/]+)""").match(raw, position)
+    found = re.compile(r"""[\s"']*([^\s<>"'/]+(?:/[^\s<>"'/]+)*)""").match(raw, position)
     return found[1] if found else ""
 
 

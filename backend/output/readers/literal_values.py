@@ -15,6 +15,7 @@ from backend.output.readers.patterns import (
 from backend.output.readers.reader import MAX_NAME_CHARS, NotACallError
 from backend.output.readers.typed_values import (
     NOT_A_STRING,
+    SCALARS,
     STRING,
     UNKNOWN,
     JsonTypes,
@@ -509,7 +510,7 @@ class LiteralValue:
         self._bare = []
         # A quote at its end belongs to a string that lacks the first one.
         quote = next(filter(raw.endswith, self._syntax.quotes), "")
-        if not raw.removesuffix(quote):
+        if not (raw.removesuffix(quote) or self._may_be_empty):
             raise NotACallError(position)
         is_text = self._is_key or bool(quote)
         raw = raw.removesuffix(quote)
@@ -584,7 +585,16 @@ class LiteralValue:
         is_text = self._syntax.has_bare_text and self._types == STRING and not self._closers
         return self._ends_at(position) if is_text else position
 
+    @property
+    def _may_be_empty(self) -> bool:
+        """Whether a text without quotes may lack its characters too: the value of a key."""
+        is_member = not self._closers or self._closers[-1] == "}"
+        return self._syntax.has_bare_text and is_member and not self._is_key
+
     def _bare_value(self, raw: str) -> str:
         types = UNKNOWN if self._closers else self._types
+        if not raw:
+            return json_value(raw, types)
         is_text = types == STRING and raw.lower() not in _NULLS
-        return json_value(raw, STRING if is_text else NOT_A_STRING)
+        is_scalar = UNKNOWN < types <= SCALARS
+        return json_value(raw, STRING if is_text else types if is_scalar else NOT_A_STRING)

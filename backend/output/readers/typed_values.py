@@ -149,6 +149,7 @@ def _sequence(value: JsonValue) -> Iterable[JsonValue]:
 
 _EMPTY_VALUES = (("null", "null"), ("array", "[]"), ("object", "{}"))
 ESCAPED_REPLACEMENT = r"\\ufffd"
+_PADDING = re.compile(r"(?<=^-)0+(?=\d)|^0+(?=\d)")
 _CONSTANT = re.compile(r"true|false|null", re.IGNORECASE)
 
 
@@ -167,7 +168,9 @@ def json_value(raw: str, types: JsonTypes) -> str:
     """Return the JSON text of a raw value with one of these types."""
     if types == STRING:
         return json_string(raw)
-    for convert in (_as_json, _as_literal):
+    is_number = types <= SCALARS and bool(types & {"integer", "number"})
+    ways: list[Callable[[str], str | None]] = [_as_json, _as_literal]
+    for convert in (*ways, _as_padded) if is_number else ways:
         candidate = convert(raw)
         if candidate is not None and _is_wanted(candidate, types):
             return candidate
@@ -244,6 +247,11 @@ def _as_literal(raw: str) -> str | None:
         return _as_json(json_text(value))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
+
+
+def _as_padded(raw: str) -> str | None:
+    """Return the JSON of a number with zeros before it, `07`, or `None` if it is none."""
+    return _as_json(_PADDING.sub("", raw.strip()))
 
 
 def _escaped(text: str) -> str:
