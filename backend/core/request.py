@@ -91,7 +91,8 @@ class SamplingParams:
 class GenerationParams:
     """What the engine needs to know of a call: travels unchanged from the parser to the row.
 
-    A new field is parsed in `rpc/parsing/requests` and used where a row is: nothing copies fields.
+    A new field is parsed in `rpc/parsing/generation_fields` and used where a row is: nothing
+    copies fields.
 
     Attributes:
         request_id: The caller's, made unique.

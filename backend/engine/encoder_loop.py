@@ -270,7 +270,8 @@ class EncoderLoop:
             raise DeviceLostError(f"{error}; then a trial product failed: {failure}") from error
         texts, self._in_hand = self._in_hand, ()
         if len(texts) != 1:
-            log.warning("a pass of %d texts failed, they are tried alone", len(texts))
+            told = "a pass of %d texts failed, they are tried alone"
+            log.warning(told, len(texts), exc_info=error)
             self._suspects.extend(texts)
             return
         if not isinstance(error, BackendError):

@@ -285,10 +285,6 @@ class Engine(Generic[HandleT]):
             status = self._supervisor.status()
         return replace(status, processes=self._supervisor.processes())
 
-    async def have_left(self, timeout_s: float) -> None:
-        """Wait until no call is open, up to the timeout."""
-        await self.calls.have_left(timeout_s)
-
     async def close(self, *, drain_timeout_s: float) -> None:
         """Refuse new work, wait for running requests up to the timeout, then end the process."""
         self._is_closing = True

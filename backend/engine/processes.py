@@ -103,7 +103,8 @@ def ending(process: Process | None, *, timeout_s: float = 1.0) -> str:
     if code == -signal.SIGALRM:
         return "could not link to the others in time: has one ended, or is a port closed?"
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        named = {each.value: each.name for each in signal.Signals}
+        return f"was ended by {named.get(-code, f'signal {-code}')}"
     return f"has ended with exit code {code}"
 
 

@@ -51,9 +51,15 @@ from backend.rpc.host_rules import (
     ruling_named,
     unmet_wishes,
 )
-from backend.rpc.parsing.checks import require_at_most, require_path
+from backend.rpc.parsing.checks import require_at_most
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
-from backend.rpc.parsing.job_fields import fine_tuning, job_id, model_export, quantization
+from backend.rpc.parsing.job_fields import (
+    fine_tuning,
+    job_id,
+    model_export,
+    quantization,
+    required_path,
+)
 from backend.rpc.parsing.load_options import model_named, model_options
 from backend.rpc.parsing.scoring_fields import (
     classify_call,
@@ -118,7 +124,7 @@ class JobServicer:
         self, request: pb.ListCheckpointsRequest, _context: Context
     ) -> pb.ListCheckpointsResponse:
         """Answer with the complete checkpoints of a directory, the earliest first."""
-        directory = Path(require_path("output_dir", request.output_dir))
+        directory = Path(required_path("output_dir", request.output_dir))
         found = await asyncio.to_thread(list_checkpoints, directory)
         return pb.ListCheckpointsResponse(
             checkpoints=[

@@ -155,6 +155,12 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == [f"{source.name}-q8"]
 
 
+async def test_checkpoints_of_no_directory_are_refused():
+    async with served() as backend:
+        call = backend.stub.ListCheckpoints(pb.ListCheckpointsRequest())
+        assert await code_of(call) == (CODE.INVALID_ARGUMENT, "output_dir: is empty")
+
+
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 @pytest.mark.one_in(2)
 async def test_a_trained_checkpoint_loads_as_an_adapter(tmp_path, dataset, kind):

@@ -1,1 +1,1 @@
-"""Work computed between steps: embeddings, scores, encoders."""
+"""Work computed between steps: embeddings and scores."""

@@ -179,11 +179,11 @@ class Embedder:
         return self._job(text)
 
     def _job(self, text: _Text) -> Generator[None, None, Outcome]:
+        self._waiting.remove(text)
         # Here, not at the job's creation: a model without hidden states fails the job.
         if self._decoder is None:
             kind = self._model.card.model_type
             raise UnsupportedError(f"Embedding: the code of {kind} gives no hidden states")
-        self._waiting.remove(text)
         if company := self._company(text):
             try:
                 return self._together(self._decoder, text, company)

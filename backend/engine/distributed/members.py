@@ -4,7 +4,6 @@ Before any process starts, it is checked into how many parts the model can be di
 """
 
 import importlib.util
-import json
 import queue
 import threading
 import time
@@ -56,8 +55,8 @@ def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
         return ()
     if min(memory_bytes) >= (1.0 - _TOLERANCE) * max(memory_bytes):
         return ()
-    config = json.loads((form.directory / "config.json").read_text(encoding="utf-8"))
-    layers = config.get("text_config", config)["num_hidden_layers"]
+    config = read_config(form.directory)
+    layers = (config.get("text_config") or config)["num_hidden_layers"]
     return shares(layers, memory_bytes)
 
 
@@ -194,7 +193,8 @@ class TokenCheck:
         Raises:
             GroupLostError: They differ.
         """
-        if report.checksum != self._checksums[report.turn]:
+        # Another rank may stop at a turn at which rank 0 goes on.
+        if report.checksum != self._checksums.get(report.turn):
             raise GroupLostError(
                 f"rank {rank} has drawn other tokens than rank 0 by turn {report.turn}: are the "
                 "machines, their packages and the model's files alike?"

@@ -306,7 +306,7 @@ class GrammarPool:
         rule = self._line.take(timeout_s=WARM_UP_DELAY_S)
         if rule is None:
             if isinstance(process := _guarded(self._new_process), BackendError):
-                log.warning("this model cannot follow a grammar: %s", process)
+                log.warning("no process for grammars could be started yet: %s", process)
             else:
                 self.idle.append(process)
         else:
@@ -404,9 +404,12 @@ class GrammarPool:
 
     def _new_process(self) -> WriterProcess:
         vocabulary = self._workshop.compiler.vocabulary
-        return self._start_process(
-            Begin(vocabulary.alphabet, vocabulary.markers, vocabulary.eos_ids, vocabulary.size)
-        )
+        begin = Begin(vocabulary.alphabet, vocabulary.markers, vocabulary.eos_ids, vocabulary.size)
+        try:
+            return self._start_process(begin)
+        except OSError as error:
+            # The machine has no memory or no processes left now.
+            raise ProcessEndedError(was_killed=True) from error
 
     @contextmanager
     def _compiling_for(self, jobs: Sequence[_Job]) -> Iterator[None]:

@@ -106,9 +106,7 @@ class WriterProcess(HelperProcess):
 
     def _answer(self, order: Write, limit_s: float) -> Answer:
         if not self._has_begun:
-            self.await_start()
-            self.receive(time.monotonic() + START_S, no_reader_required)
-            self._has_begun = True
+            self._begin()
         deadline = time.monotonic() + limit_s
         self.send(msgspec.msgpack.encode(order), deadline)
         answer: Answer = msgspec.msgpack.decode(
@@ -116,9 +114,19 @@ class WriterProcess(HelperProcess):
         )
         return answer
 
+    def _begin(self) -> None:
+        """Wait for its imports and the vocabulary, for which no rule is to blame."""
+        try:
+            self.await_start()
+            self.receive(time.monotonic() + START_S, no_reader_required)
+        except TooLateError as error:
+            raise ProcessEndedError(was_killed=True) from error
+        self._has_begun = True
+
 
 def lost_twice(error: ProcessEndedError) -> WritingTooLongError | HelperLostError:
     """Return the error for a request over which two processes have ended."""
     if error.was_killed:
-        return HelperLostError("the process that writes grammars was killed twice: try again")
+        problem = "was killed twice, or none can start: try again"
+        return HelperLostError(f"the process that writes grammars {problem}")
     return WritingTooLongError("is too large")

@@ -63,6 +63,8 @@ class _Writer:
 
 
 def _written(composer: Composer, rule: ReplyRule, kept: _Kept) -> Answer:
+    # Those of a rule that failed.
+    kept.taken()
     try:
         grammar = composer.composed(rule)
     except BackendError as error:

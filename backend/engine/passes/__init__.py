@@ -1,1 +1,1 @@
-"""Forward passes: prefill, decode, and the checks of a model at load."""
+"""Forward passes: prefill and decode."""

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +18,10 @@ from backend.model.loaded import LoadedModel
 from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import Content, ProcessorError, raw
+from common.helper import POLL_S
 from common.machine_memory import LASTING
 from common.process import in_own_thread
+from common.rpc import require_caller
 
 Prepare: TypeAlias = Callable[[PrepareMedium], Awaitable[PreparedMedium]]
 """Has a medium prepared by the process with the model."""
@@ -62,11 +65,22 @@ class RemoteMedia:
         array, fps = raw(kind, content)
         request = PrepareMedium(kind=kind, content=array, fps=fps, digest=digest)
         try:
-            medium = asyncio.run_coroutine_threadsafe(self._call(request), self._loop).result()
+            medium = self._result(asyncio.run_coroutine_threadsafe(self._call(request), self._loop))
         except RefusedMediumError as error:
             raise ProcessorError(str(error)) from error
         self._remember(medium)
         return medium
+
+    @staticmethod
+    def _result(preparation: Future[PreparedMedium]) -> PreparedMedium:
+        """Wait for a preparation, which ends when its caller leaves."""
+        try:
+            while not wait((preparation,), POLL_S).done:
+                require_caller()
+        except BaseException:
+            preparation.cancel()
+            raise
+        return preparation.result()
 
     async def _call(self, request: PrepareMedium) -> PreparedMedium:
         return await self._prepare(request)

@@ -33,13 +33,13 @@ _MAX_DIGITS = 9
 
 def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantization:
     """Return the requested quantisation."""
-    model = _required_path("model", request.model)
+    model = required_path("model", request.model)
     kind = request.quantization_type.strip().lower() or "q4"
     extra = request.extra_options
     return Quantization(
         model=model,
         models_dir=models_dir,
-        output_dir=_required_path("output_dir", request.output_dir),
+        output_dir=required_path("output_dir", request.output_dir),
         name=f"{Path(model).name}-{kind}",
         bits=_bits(kind),
         group_size=_number(extra, _GROUP_SIZE) or None,
@@ -61,10 +61,10 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
     extra = request.extra_options
     learning_rate = require_range("learning_rate", request.learning_rate, Range(0, 1))
     return FineTuning(
-        model=_required_path("model", request.model),
+        model=required_path("model", request.model),
         models_dir=models_dir,
-        output_dir=_required_path("output_dir", request.output_dir),
-        dataset=_required_path("dataset_source", request.dataset_source),
+        output_dir=required_path("output_dir", request.output_dir),
+        dataset=required_path("dataset_source", request.dataset_source),
         kind=_one_of("training_type", request.training_type or KINDS[0], KINDS),
         rank=_positive("adapter_rank", request.adapter_rank, FINE_TUNING.rank),
         alpha=_positive("adapter_alpha", request.adapter_alpha, FINE_TUNING.alpha),
@@ -95,8 +95,8 @@ def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
     """Return the requested export."""
     form = request.export_format or EXPORT_FORMS[0]
     return Export(
-        checkpoint=_required_path("checkpoint_path", request.checkpoint_path),
-        output_path=_required_path("output_path", request.output_path),
+        checkpoint=required_path("checkpoint_path", request.checkpoint_path),
+        output_path=required_path("output_path", request.output_path),
         form=_one_of("export_format", form, EXPORT_FORMS),
         model=require_path("model", request.model),
         models_dir=models_dir,
@@ -127,7 +127,8 @@ def _optimizer(name: str) -> str:
     raise InvalidRequestError("optimizer", f"{name!r} is not one of {', '.join(OPTIMIZERS)}")
 
 
-def _required_path(field: str, text: str) -> str:
+def required_path(field: str, text: str) -> str:
+    """Return a path, which must be given."""
     if not text.strip():
         raise InvalidRequestError(field, "is empty")
     return require_path(field, text)

@@ -156,6 +156,7 @@ async def test_a_rank_that_never_comes_is_given_up_and_named(engine, small_llama
         ("exit 3", 30, "exit code 3"),
         ("kill -KILL $$", 30, "SIGKILL"),
         ("kill -ALRM $$", 30, "has one ended"),
+        ("kill -40 $$", 30, "was ended by signal 40"),
         ("sleep 90", 0.1, "hung up"),
     ],
 )

@@ -185,3 +185,9 @@ def test_a_rank_that_draws_other_tokens_ends_the_group():
     check.compare(2, Report(32, 77, EngineStatus()))
     with pytest.raises(GroupLostError, match="rank 1 has drawn other tokens"):
         check.compare(1, Report(32, 78, EngineStatus()))
+
+
+def test_a_rank_that_stops_at_a_turn_at_which_rank_0_goes_on_has_drawn_other_tokens():
+    check = TokenCheck({1: Report(0, 0, EngineStatus())})
+    with pytest.raises(GroupLostError, match="rank 1 has drawn other tokens than rank 0 by turn 7"):
+        check.compare(1, Report(7, 78, EngineStatus()))

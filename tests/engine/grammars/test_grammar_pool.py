@@ -1,5 +1,6 @@
 """Grammars are made beside each other, and what goes wrong with one costs its request alone."""
 
+import errno
 import os
 import queue
 import signal
@@ -29,7 +30,7 @@ from backend.engine.grammars.writer_process import (
 )
 from backend.errors import GrammarError, GrammarSyntaxError, HelperLostError
 from backend.formats.registry import TOOL_FORMATS, tool_format
-from common.helper import ProcessEndedError
+from common.helper import ProcessEndedError, TooLateError
 
 END, OPENER = 256, 257
 CARD = ModelCard(
@@ -324,6 +325,24 @@ def test_a_grammar_over_which_two_processes_end_fails_its_request(was_killed, ki
     error = Asked(start_process=lambda _begin: Scripted(script)).made("a", YES)
     assert type(error) is kind
     assert problem in str(error)
+
+
+def refused(_begin):
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+class Slow(WriterProcess):
+    """Takes longer to start than it may."""
+
+    def await_start(self):
+        raise TooLateError
+
+
+@pytest.mark.parametrize("start", [refused, Slow])
+def test_a_process_that_cannot_start_is_no_fault_of_the_rule(start):
+    error = Asked(start_process=start).made("a", YES)
+    assert type(error) is HelperLostError
+    assert "none can start: try again" in str(error)
 
 
 def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
