@@ -37,6 +37,7 @@ def played(name, text, *, is_ruled=False):
 @pytest.mark.parametrize(
     "text", [CALL, f"\n{CALL}\n", f"```json\n{CALL}\n```", f"```\n{CALL}\n```"]
 )
+@pytest.mark.one_in(2)
 def test_a_call_without_any_marker_is_one_at_the_beginning_of_an_answer(name, text):
     content, calls, finish = played(name, text)
     assert (content.strip(), calls, finish) == ("", MADE, FinishReason.TOOL_CALLS)
@@ -58,6 +59,7 @@ def test_a_call_without_any_marker_is_one_at_the_beginning_of_an_answer(name, te
         f"It is called so:\n```json\n{CALL}\n```",
     ],
 )
+@pytest.mark.one_in(4)
 def test_other_json_and_a_call_after_prose_are_content(name, text):
     assert played(name, text) == (text, (), FinishReason.STOP)
 
