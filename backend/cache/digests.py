@@ -5,12 +5,13 @@ A file that the system refuses, or that is another file, raises `OSError`.
 
 import os
 import re
-import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from common.directories import replace_file
 
 _MARK = b"mlx-backend digests 1\n"
 _LINE = re.compile(rb"[0-9a-f]{64}")
@@ -48,7 +49,7 @@ class DigestFile:
             os.write(descriptor, _line(digest))
             is_full = os.fstat(descriptor).st_size > self._max_bytes
         if is_full:
-            self._write_anew(self.read())
+            replace_file(self.path, _MARK + b"".join(map(_line, self.read())))
 
     @property
     def _max_bytes(self) -> int:
@@ -68,15 +69,6 @@ class DigestFile:
             yield descriptor
         finally:
             os.close(descriptor)
-
-    def _write_anew(self, digests: Iterable[bytes]) -> None:
-        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        try:
-            draft.touch(mode=0o600, exist_ok=False)
-            draft.write_bytes(_MARK + b"".join(map(_line, digests)))
-            draft.replace(self.path)
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 def _line(digest: bytes) -> bytes:

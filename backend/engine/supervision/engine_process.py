@@ -209,7 +209,8 @@ class EngineProcess(asyncio.Protocol):
             case BackendError() as error if isinstance(error, _REFUSALS):
                 return error
             case reason:
-                return LoadFailedError(f"loading the model failed: {reason}")
+                why = reason or "its process has hung up"
+                return LoadFailedError(f"loading the model failed: {why}")
 
     async def _exited(self, timeout_s: float) -> None:
         """Wait until it has exited, up to the timeout."""
