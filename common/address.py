@@ -42,7 +42,8 @@ def split_address(address: str) -> tuple[str, int]:
         raise AddressError(address, f"it has no host; write 127.0.0.1:{port or DEFAULT_PORT}")
     if ":" in host and not host.startswith("["):
         raise AddressError(address, f"an IPv6 address needs brackets; write [{host}]:{port}")
-    if not (port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
+    is_number = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
+    if not (is_number and int(port) <= MAX_PORT):
         problem = f"{port!r} is not a port; write {host}:PORT, from 0 to {MAX_PORT}"
         raise AddressError(address, problem)
     return host, int(port)

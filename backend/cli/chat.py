@@ -207,7 +207,7 @@ class Chat:
     def _attach(self, path: str) -> None:
         try:
             self._next_pictures.append(encoded(Path(path).expanduser()))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._say(printable(str(error)), ERROR_STYLE)
         else:
             self._say(f"{printable(path)} goes with the next message", QUIET_STYLE)
@@ -215,8 +215,8 @@ class Chat:
     def _offer(self, path: str) -> None:
         """Offer the tools of a file, or none without a path."""
         try:
-            toolbox = read_toolbox(self.console, Path(path)) if path else None
-        except (OSError, ValueError) as error:
+            toolbox = read_toolbox(self.console, Path(path).expanduser()) if path else None
+        except (OSError, RuntimeError, ValueError) as error:
             self._say(printable(str(error)), ERROR_STYLE)
             return
         self.settings = replace(self.settings, toolbox=toolbox)

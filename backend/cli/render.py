@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Self, assert_never
 
@@ -23,9 +23,11 @@ PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"})
 def named_pictures(text: str) -> Iterator[Path]:
     """Yield the files that words of a text name, if they are pictures that exist."""
     for word in text.split():
-        path = Path(word.strip("'\"")).expanduser()
-        if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file():
-            yield path
+        path = Path(word.strip("'\""))
+        # A word may be too long for a path, or name the home of nobody.
+        with suppress(OSError, RuntimeError):
+            if path.suffix.lower() in PICTURE_SUFFIXES and (found := path.expanduser()).is_file():
+                yield found
 
 
 def encoded(path: Path) -> str:

@@ -3,7 +3,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from backend.cli.render import ReplyPrinter, printable, statistics
+from backend.cli.render import ReplyPrinter, named_pictures, printable, statistics
 from backend.core.step import ContentDelta, ReasoningDelta, ToolCallDelta, Usage
 
 DIM_ITALIC = "\x1b[2;3m"
@@ -77,3 +77,10 @@ def test_statistics_tell_counts_and_speed():
 
 def test_a_speed_that_was_not_measured_is_left_out():
     assert statistics(Usage(completion_tokens=1)) == "1 tokens · 0 prompt tokens"
+
+
+def test_words_that_name_no_picture_are_text(tmp_path):
+    picture = tmp_path / "cat.png"
+    picture.touch()
+    words = f"it costs ~5 dollars, ~5.png, {'x' * 300}.png and {picture}"
+    assert list(named_pictures(words)) == [picture]

@@ -28,6 +28,7 @@ def test_an_address_is_a_host_and_a_port(address, parts):
         ("host", "it has no port; write host:50051"),
         ("8080", "it has no host; write 127.0.0.1:8080"),
         (":7", "it has no host; write 127.0.0.1:7"),
+        (f"host:{'9' * 5000}", f"'{'9' * 5000}' is not a port; write host:PORT, from 0 to 65535"),
         ("host:", "'' is not a port; write host:PORT, from 0 to 65535"),
         ("host:port", "'port' is not a port; write host:PORT, from 0 to 65535"),
         ("host:-1", "'-1' is not a port; write host:PORT, from 0 to 65535"),

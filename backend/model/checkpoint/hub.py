@@ -10,7 +10,9 @@ import time
 from asyncio import StreamReader
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -23,7 +25,10 @@ from common.process import in_own_thread
 
 def candidates(text: str, models_dir: Path | None) -> list[Path]:
     """Return the possible locations of a path, best first: hosts send paths below their models."""
-    path = Path(text).expanduser()
+    path = Path(text)
+    # `~x` may be the home of nobody.
+    with suppress(RuntimeError):
+        path = path.expanduser()
     if path.is_absolute() or models_dir is None:
         return [path]
     return [models_dir / path, path]
@@ -119,16 +124,16 @@ def resolve(options: ModelOptions) -> Path | HubModel:
         ModelNotFoundError: It is neither an existing path nor a hub id.
         UnsupportedModelError: It is a single file of another format.
     """
-    tried = [Path(options.model_file)] if options.model_file else []
-    if options.model:
-        tried += candidates(options.model, options.models_dir)
-    if found := next((path for path in tried if path.exists()), None):
+    texts = ((options.model_file, None), (options.model, options.models_dir))
+    named = [(text, models_dir) for text, models_dir in texts if text]
+    if found := next(filter(None, starmap(find_path, named)), None):
         return _directory(found)
     if options.model == demo.NAME:
         return demo.MODEL_DIR
     if match := _HUB_ID.fullmatch(options.model):
         return HubModel(match[1])
-    paths = ", ".join(str(path) for path in dict.fromkeys(tried))
+    tried = chain.from_iterable(starmap(candidates, named))
+    paths = ", ".join(map(str, dict.fromkeys(tried)))
     raise ModelNotFoundError(
         f"there is no model {options.model!r}: it is not a hub id (org/name), and "
         + (f"nothing exists at {paths}" if paths else "no path was given")

@@ -64,23 +64,29 @@ def direct_chars(directory: Path) -> int:
 def _tried(path: Path, size: int, modified_ns: int) -> int:  # noqa: ARG001 (tell files apart)
     least = MAX_DIRECT_CHARS
     for pattern, length in _trials(path).items():
-        if not length:
+        if length == 0:
             problem = "is malformed, or takes too long for a short text"
             raise LoadError(f"{path}: its pattern {pattern[:_SHOWN_CHARS]!r} {problem}")
-        least = min(least, 0 if may_explode(pattern) else length)
+        is_known = length is not None and not may_explode(pattern)
+        least = min(least, length or 0) if is_known else 0
     if least < MAX_DIRECT_CHARS:
         reason = "its patterns may take long"
         log.info("%s: texts of over %d characters are tokenised apart: %s", path, least, reason)
     return least
 
 
-def _trials(path: Path) -> dict[str, int]:
-    """Return the patterns of a file, with the length of text that each reads fast."""
+def _trials(path: Path) -> dict[str, int | None]:
+    """Return the patterns of a file, with the length of text that each reads fast.
+
+    Those after one that took all of the trial's time or memory have none.
+    """
     process = HelperProcess(start_process, max_answer_bytes=_MAX_ANSWER_BYTES)
-    deadline, found, pattern = time.monotonic() + _WAIT_S, {}, ""
+    deadline, pattern = time.monotonic() + _WAIT_S, ""
+    found: dict[str, int | None] = {pattern: None}
     try:
         process.await_start()
         process.send(str(path).encode(), deadline)
+        found = dict.fromkeys(json.loads(process.receive(deadline))["patterns"])
         while answer := json.loads(process.receive(deadline)):
             pattern = answer.get("pattern", pattern)
             found[pattern] = answer.get("length", 0)

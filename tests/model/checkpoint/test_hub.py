@@ -39,6 +39,11 @@ class TestResolve:
         chosen = options(model="org/tiny", model_file=str(model / "gone" / "x"))
         assert resolve(chosen) == HubModel("org/tiny")
 
+    @pytest.mark.parametrize("name", ["~5", "~nobody-here/x", "x" * 300])
+    def test_a_name_that_can_be_no_path_is_no_model(self, options: Options, name: str):
+        with pytest.raises(ModelNotFoundError, match="there is no model"):
+            resolve(options(model=name))
+
     def test_a_path_below_the_models_dir_is_found(self, options: Options, model: Path):
         chosen = options(model="org/tiny", models_dir=model.parents[1])
         assert resolve(chosen) == model

@@ -1,6 +1,7 @@
 """Patterns of a tokenizer that backtrack: refused, or kept for a process that can be ended."""
 
 import json
+from contextlib import suppress
 
 import pytest
 from tokenizers import Regex, models, normalizers, pre_tokenizers
@@ -102,6 +103,17 @@ def test_a_key_in_escapes_is_one(tmp_path):
     assert json.loads(path.read_text())["pre_tokenizer"]["pattern"] == {"Regex": ENDLESS[0]}
     with pytest.raises(LoadError, match="takes too long"):
         direct_chars(tmp_path)
+
+
+def test_texts_are_read_apart_if_a_pattern_leaves_no_time_for_the_trial_of_others(tmp_path):
+    fast = FastTokenizer(models.BPE())
+    slow, untried = r"\s*\s*\s*\s*x|a", r"(a+)+$|\s+"
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in (slow, untried)]
+    fast.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    fast.save(str(tmp_path / "tokenizer.json"))
+    # A fast machine comes to the other one, and refuses it.
+    with suppress(LoadError):
+        assert direct_chars(tmp_path) == 0
 
 
 def test_a_malformed_pattern_is_refused(tmp_path):

@@ -55,10 +55,12 @@ def main(descriptor: int) -> None:
 
 
 def _answers(path: bytes) -> Iterator[bytes]:
-    """Yield each pattern, and then lengths that it reads fast, the longest last."""
+    """Yield all patterns, then each again, and lengths that it reads fast, the longest last."""
     definition = json.loads(Path(path.decode()).read_bytes())
     parts = [definition.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")]
-    for pattern in dict.fromkeys(_patterns(parts)):
+    patterns = list(dict.fromkeys(_patterns(parts)))
+    yield json.dumps({"patterns": patterns}).encode()
+    for pattern in patterns:
         yield json.dumps({"pattern": pattern}).encode()
         limit_time(MAX_CPU_S)
         for length in fast_lengths(pattern):
