@@ -58,13 +58,12 @@ class Names(Protocol):
 
 
 def offered_name(word: str, names: Names) -> str:
-    """Return the offered name in a word, which may have a namespace, a group and a number.
+    """Return the offered name in a word, which may have a namespace and a number.
 
     Any other word before or after it makes it the name of another tool.
     """
     name = _NAMESPACE.sub("", word, count=1) if _NAMESPACE.match(word) else word
-    grouped = word.rpartition("/")[2]
-    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name), grouped)
+    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name))
     return next(filter(names.is_offered, candidates), "")
 
 
@@ -265,7 +264,7 @@ def _closing(end: Sequence[Part]) -> re.Pattern[str]:
 
 
 def _first_label(raw: str, position: int) -> str:
-    found = re.compile(r"""[\s"']*([^\s<>"'/]+(?:/[^\s<>"'/]+)*)""").match(raw, position)
+    found = re.compile(r"""[\s"']*([^\s<>"'/]+)""").match(raw, position)
     return found[1] if found else ""
 
 
