@@ -265,8 +265,9 @@ def check_models(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Check the download folder for hub models."""
     home = Path(environment.get("HOME") or "~").expanduser()
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
-    hub = Path(environment.get("HF_HOME") or cache / "huggingface")
-    yield _folder("models", hub, "set HF_HOME to a folder that can be written")
+    name = "HF_HUB_CACHE" if environment.get("HF_HUB_CACHE") else "HF_HOME"
+    hub = Path(environment.get(name) or cache / "huggingface")
+    yield _folder("models", hub, f"set {name} to a folder that can be written")
 
 
 def check_cache(folder: Path | None) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from backend.errors import InvalidRequestError
 from backend.pipeline import worker_pool
 from backend.pipeline.decision_forms import FORMS, STATEMENT, Form, Question, Reading
 from backend.pipeline.served_model import (
-    ComputeEngine,
+    ServedEngine,
     ServedModel,
     require_bounded,
     require_decoder,
@@ -48,7 +48,7 @@ class Verdict:
     answer: Mapping[str, JsonValue]
 
 
-async def decide(call: ScoreCall, model: ServedModel, engine: ComputeEngine) -> Verdict:
+async def decide(call: ScoreCall, model: ServedModel, engine: ServedEngine) -> Verdict:
     """Return the answer to a question about a text; cancel to abandon the work.
 
     The prompt begins with the question, which is its stable prefix; the rest is the text.
@@ -89,7 +89,7 @@ def _request(form: Form, question: Question) -> DecideRequest | ScoreRequest:
 
 
 async def _result(
-    request: DecideRequest | ScoreRequest, model: ServedModel, engine: ComputeEngine
+    request: DecideRequest | ScoreRequest, model: ServedModel, engine: ServedEngine
 ) -> Decision | Scores:
     if isinstance(request, DecideRequest):
         decision: Decision = await engine.compute(model, request)

@@ -22,7 +22,7 @@ from backend.errors import ContextLengthError, InvalidRequestError, UnsupportedE
 from backend.pipeline import worker_pool
 from backend.pipeline.extraction import PlacedSpan, extract
 from backend.pipeline.served_model import (
-    ComputeEngine,
+    ServedEngine,
     ServedModel,
     require_bounded,
     tokenised_as,
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 async def classify(
-    call: ClassifyCall, model: ServedModel, engine: ComputeEngine
+    call: ClassifyCall, model: ServedModel, engine: ServedEngine
 ) -> tuple[Entity, ...]:
     """Return the entities of a text in order; cancel to abandon the work.
 
@@ -78,7 +78,7 @@ def _entities(text: str, spans: Sequence[PlacedSpan]) -> tuple[Entity, ...]:
 
 
 async def _classified(
-    call: ClassifyCall, model: ServedModel, engine: ComputeEngine
+    call: ClassifyCall, model: ServedModel, engine: ServedEngine
 ) -> tuple[Entity, ...]:
     profile = model.card.tagging
     _require_known(call.labels, profile)
@@ -107,7 +107,7 @@ def _tokens(text: str, model: ServedModel) -> list[PlacedToken]:
 
 
 async def _logprobs(
-    tokens: Sequence[PlacedToken], model: ServedModel, engine: ComputeEngine
+    tokens: Sequence[PlacedToken], model: ServedModel, engine: ServedEngine
 ) -> AsyncGenerator[bytes, None]:
     """Yield the log-probabilities of all tokens in turn, as float32 [T, labels].
 

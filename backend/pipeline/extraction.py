@@ -15,7 +15,7 @@ from backend.core.scoring import ClassifyCall, ExtractRequest, Span
 from backend.errors import InvalidRequestError
 from backend.pipeline import worker_pool
 from backend.pipeline.served_model import (
-    ComputeEngine,
+    ServedEngine,
     ServedModel,
     require_bounded,
     tokenised_as,
@@ -69,9 +69,7 @@ class _Schema:
     marks: Sequence[int]
 
 
-async def extract(
-    call: ClassifyCall, model: ServedModel, engine: ComputeEngine
-) -> list[PlacedSpan]:
+async def extract(call: ClassifyCall, model: ServedModel, engine: ServedEngine) -> list[PlacedSpan]:
     """Return the spans of a text that have one of the call's labels, in order.
 
     Spans of one label never overlap. A text beyond the context is read in parts, which do.
@@ -132,7 +130,7 @@ async def _spans(
     schema: _Schema,
     words: Sequence[_Word],
     model: ServedModel,
-    engine: ComputeEngine,
+    engine: ServedEngine,
 ) -> AsyncGenerator[Span, None]:
     """Yield the spans of words in all parts; the parts occupy one place in the engine's queue."""
     for first, last in _parts(words, _context(model) - len(schema.token_ids)):

@@ -23,7 +23,7 @@ from backend.pipeline import worker_pool
 from backend.pipeline.rendering import render, token_ids_of
 from backend.pipeline.request_log import RequestLog
 from backend.pipeline.served_model import (
-    GenerationEngine,
+    ServedEngine,
     ServedModel,
     require_generation,
     require_ids,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 async def generate(
-    call: GenerationCall, model: ServedModel, engine: GenerationEngine
+    call: GenerationCall, model: ServedModel, engine: ServedEngine
 ) -> AsyncGenerator[Increment, None]:
     """Yield a reply in increments; the last one has the finish.
 

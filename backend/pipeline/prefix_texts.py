@@ -12,14 +12,14 @@ from backend.core.prefix_listing import ListingCall, ListingRequest, PromptCache
 from backend.core.prompt import Hidden, token_of_key
 from backend.errors import UnsupportedError
 from backend.pipeline import worker_pool
-from backend.pipeline.served_model import ComputeEngine, ServedModel
+from backend.pipeline.served_model import ServedEngine, ServedModel
 
 # Tokens of a prefix shown as its first words.
 _HEAD_TOKENS = 24
 
 
 async def list_prompt_cache(
-    call: ListingCall, model: ServedModel, engine: ComputeEngine
+    call: ListingCall, model: ServedModel, engine: ServedEngine
 ) -> PromptCacheListing:
     """Return the content of the prompt cache; the engine answers between two turns."""
     if model.card.kind is not ModelKind.DECODER:

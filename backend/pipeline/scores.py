@@ -34,7 +34,7 @@ from backend.model.text.guard import unguarded
 from backend.model.text.prefix import common_length
 from backend.pipeline import worker_pool
 from backend.pipeline.served_model import (
-    ComputeEngine,
+    ServedEngine,
     ServedModel,
     require_bounded,
     require_decoder,
@@ -54,7 +54,7 @@ def _log_end(started: float, text: str, *values: object) -> None:
     log.info("%s ms=%.0f", text % values, (time.monotonic() - started) * 1000.0)
 
 
-async def embed(call: EmbeddingCall, model: ServedModel, engine: ComputeEngine) -> Embedding:
+async def embed(call: EmbeddingCall, model: ServedModel, engine: ServedEngine) -> Embedding:
     """Return the vector of a text, or of each token with `pooling:none`."""
     started = time.monotonic()
     options = model.tuning.retrieval
@@ -134,7 +134,7 @@ class _Plan:
 
 
 async def score(
-    call: ScoreCall, model: ServedModel, engine: ComputeEngine
+    call: ScoreCall, model: ServedModel, engine: ServedEngine
 ) -> tuple[ScoredCandidate, ...]:
     """Return the candidates' log-probabilities, in call order.
 
@@ -246,7 +246,7 @@ class _Verdict:
     prompt_tokens: int
 
 
-async def rerank(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> Ranking:
+async def rerank(call: RerankCall, model: ServedModel, engine: ServedEngine) -> Ranking:
     """Return the documents sorted by relevance, most relevant first."""
     started = time.monotonic()
     is_judge = model.card.kind is ModelKind.CROSS_ENCODER
@@ -261,7 +261,7 @@ async def rerank(call: RerankCall, model: ServedModel, engine: ComputeEngine) ->
     return Ranking(tuple(documents[: call.max_results]), verdict.prompt_tokens)
 
 
-async def _judge(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _Verdict:
+async def _judge(call: RerankCall, model: ServedModel, engine: ServedEngine) -> _Verdict:
     size_bytes = _size_bytes(call)
     pairs = tuple(await worker_pool.run_in_turns(_pairs(call, model), size_bytes=size_bytes))
     judgement = await engine.compute(model, JudgeRequest(pairs))
@@ -290,7 +290,7 @@ def _size_bytes(call: RerankCall) -> int:
     return sum(map(len, call.documents)) + len(call.query) * len(call.documents)
 
 
-async def _ask(call: RerankCall, model: ServedModel, engine: ComputeEngine) -> _Verdict:
+async def _ask(call: RerankCall, model: ServedModel, engine: ServedEngine) -> _Verdict:
     """Ask a generative reranker about one document at a time, so that other work gets its turn."""
     require_decoder("Rerank", model)
     phrasing = _PHRASINGS[_kind(model)]

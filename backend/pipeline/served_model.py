@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS, MAX_TRANSCRIPTIONS
 from backend.core.model import ModelKind
 from backend.core.prompt import new_scope
-from backend.core.request import ComputeRequest, GenerationCall, GenerationRequest, ResultT
-from backend.core.step import Steps
+from backend.core.request import GenerationCall
+from backend.engine.engine import Engine
 from backend.errors import (
     TEXT_FIELD,
     ContextLengthError,
@@ -129,31 +129,7 @@ def _guard(loaded: LoadedModel, output_format: OutputFormat, options: ModelOptio
     )
 
 
-class GenerationEngine(Protocol):
-    """Generates tokens."""
-
-    def preparation(self, request_id: str) -> AbstractContextManager[None]:
-        """Announce a request: a closing engine waits for it."""
-
-    def submit(self, model: ServedModel, request: GenerationRequest) -> AsyncIterator[Steps]:
-        """Queue a request; yields all its steps since the last look together."""
-
-    def cancel(self, request_id: str) -> None:
-        """Cancel a request; does nothing if it has ended or is unknown."""
-
-    def expect(self, request_id: str, *, is_again: bool = False) -> None:
-        """Note that another request will continue the reply of an ended one.
-
-        Args:
-            is_again: Whether the other one sends its prompt again instead.
-        """
-
-
-class ComputeEngine(Protocol):
-    """Computes vectors, scores and labels; cancelling a call abandons its work."""
-
-    async def compute(self, model: ServedModel, request: ComputeRequest[ResultT]) -> ResultT:
-        """Return the result of a request."""
+ServedEngine: TypeAlias = Engine[ServedModel]
 
 
 def require_fit(

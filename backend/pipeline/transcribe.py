@@ -17,7 +17,7 @@ from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
 from backend.pipeline import worker_pool
 from backend.pipeline.generate import generate
-from backend.pipeline.served_model import GenerationEngine, ServedModel, require_decoder
+from backend.pipeline.served_model import ServedEngine, ServedModel, require_decoder
 
 FIELD = "dst"
 _WRITE = "Write down exactly the words that are spoken in this recording, and nothing else."
@@ -68,7 +68,7 @@ class Transcript:
 
 
 async def transcribe(
-    call: TranscriptionCall, model: ServedModel, engine: GenerationEngine
+    call: TranscriptionCall, model: ServedModel, engine: ServedEngine
 ) -> AsyncGenerator[str | Transcript, None]:
     """Yield pieces of text as they come, and at last the whole transcript.
 
@@ -110,7 +110,7 @@ def _require_hearing(model: ServedModel) -> None:
 
 
 async def _words(
-    call: TranscriptionCall, passage: Passage, model: ServedModel, engine: GenerationEngine
+    call: TranscriptionCall, passage: Passage, model: ServedModel, engine: ServedEngine
 ) -> AsyncGenerator[str, None]:
     """Yield the text of a passage in pieces; the first has no leading space."""
     payload = await worker_pool.run(

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric as Family
 
 from backend.core.engine_status import EngineState, EngineStatus, RequestPhase
 from backend.core.metric_table import METRICS, Metric, MetricKind, Values
-from backend.rpc.servicer import ServedEngine
+from backend.pipeline.served_model import ServedEngine
 from common.web import HttpServer
 
 

@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 
 from backend.errors import BackendError
 from backend.pb import backend_pb2 as pb
+from backend.pipeline.served_model import ServedEngine
 from backend.rpc.reports import inspect_reply
-from backend.rpc.servicer import ServedEngine
 from backend.rpc.services import inspect_prompt_cache
 from common.address import split_address
 from common.rpc import WRONG_BEARER

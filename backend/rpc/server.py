@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import resource
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from traceback import clear_frames, format_tb
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -42,6 +42,7 @@ from common.rpc import (
 )
 
 if TYPE_CHECKING:
+    from backend.pipeline.served_model import ServedEngine
     from backend.rpc.services import Services
 
 log = logging.getLogger(__name__)
@@ -85,17 +86,6 @@ def own_address(address: str) -> str:
 HEALTH_METHOD = "/backend.Backend/Health"
 
 
-class FallibleEngine(Protocol):
-    """An engine that may fail for good, and recover by another load."""
-
-    @property
-    def fault(self) -> str:
-        """The reason why the engine can serve no more requests; empty while it can."""
-
-    def on_fault(self, listener: Callable[[], None]) -> None:
-        """Call one listener, on the event loop, whenever `fault` changes."""
-
-
 class Health:
     """Reports that the server is well, unless its engine has failed."""
 
@@ -107,7 +97,7 @@ class Health:
         """
         self._names = (health.OVERALL_HEALTH, *services)
         self._standard = health.aio.HealthServicer()
-        self._engine: FallibleEngine | None = None
+        self._engine: ServedEngine | None = None
         self._news: asyncio.Task[None] | None = None
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -126,7 +116,7 @@ class Health:
             raise EngineDownError(self._fault)
         return pb.Reply(message=b"OK")
 
-    def follow(self, engine: FallibleEngine) -> None:
+    def follow(self, engine: "ServedEngine") -> None:
         """Report the state of an engine from now on."""
         self._engine = engine
         engine.on_fault(self._note_fault)

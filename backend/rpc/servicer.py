@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol, TypeVar, assert_never
+from typing import TypeVar, assert_never
 
 from google.protobuf.message import Message
 
@@ -17,11 +17,9 @@ from backend.config import (
     MAX_TOKEN_IDS,
     MODEL_WAIT_S,
     TRIMMED_REQUEST_BYTES,
-    ModelOptions,
     TuningOptions,
 )
-from backend.core.engine_status import EngineStatus
-from backend.core.model import ModelCard, ModelKind
+from backend.core.model import ModelKind
 from backend.core.request import GenerationCall
 from backend.core.step import (
     ContentDelta,
@@ -43,7 +41,7 @@ from backend.pipeline.decisions import decide
 from backend.pipeline.entities import classify
 from backend.pipeline.generate import detokenize, generate, tell_format, tokenize
 from backend.pipeline.scores import embed, rerank, score
-from backend.pipeline.served_model import ComputeEngine, GenerationEngine, ServedModel
+from backend.pipeline.served_model import ServedEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
 from backend.rpc.host_rules import (
     AnswerlessReply,
@@ -75,7 +73,6 @@ from backend.rpc.parsing.scoring_fields import (
     transcription_call,
 )
 from backend.rpc.reports import metadata_response, metrics_response, status_response
-from backend.rpc.server import FallibleEngine
 from common.log import shortened
 from common.machine_memory import Heap
 from common.process import in_own_thread
@@ -282,29 +279,6 @@ IDS_PER_PIECE = 2**12
 log = logging.getLogger(__name__)
 
 Call = TypeVar("Call")
-
-
-class ServedEngine(GenerationEngine, ComputeEngine, FallibleEngine, Protocol):
-    """The engine of a service: loads models, reports its state, and runs the pipelines' work."""
-
-    @property
-    def model(self) -> ServedModel | None:
-        """The loaded model, or `None`, from any thread; all work carries this very object."""
-
-    async def loaded_model(self, timeout_s: float) -> ServedModel | None:
-        """Return the loaded model; while one is being loaded, wait for it."""
-
-    async def load(self, options: ModelOptions) -> ModelCard:
-        """Replace the loaded model; cancelling ends the load."""
-
-    async def free(self) -> None:
-        """End all requests and drop the model."""
-
-    def status(self) -> EngineStatus:
-        """Return a snapshot, at once; from any thread."""
-
-    async def close(self, *, drain_timeout_s: float) -> None:
-        """Refuse new work, let running requests finish until the timeout, then end."""
 
 
 class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):

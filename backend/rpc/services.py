@@ -19,10 +19,11 @@ from backend.errors import InvalidRequestError, ModelNotLoadedError
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline.prefix_texts import list_prompt_cache
+from backend.pipeline.served_model import ServedEngine
 from backend.rpc.parsing.checks import require_printable
 from backend.rpc.parsing.generation_fields import named_scope
 from backend.rpc.reports import inspect_reply, prompt_cache_report
-from backend.rpc.servicer import BackendServicer, ServedEngine
+from backend.rpc.servicer import BackendServicer
 from common.rpc import Context, LateServices
 
 _NOT_SHOWN = "prompts are shown only by a backend that has a token (LOCALAI_GRPC_AUTH_TOKEN)"

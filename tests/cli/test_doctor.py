@@ -147,6 +147,8 @@ def test_a_socket_in_a_folder_that_is_not_there_is_a_fault(tmp_path):
 def test_the_folder_of_models_follows_the_environment(tmp_path):
     finding = only(doctor.check_models({"HF_HOME": str(tmp_path / "models")}))
     assert str(tmp_path / "models") in finding.text
+    own = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HOME": "/proc/none"}
+    assert str(tmp_path / "hub") in only(doctor.check_models(own)).text
 
 
 def test_a_folder_that_cannot_be_written_is_a_fault():

@@ -28,9 +28,8 @@ from backend.errors import BackendError
 from backend.model.loaded import LoadedModel
 from backend.model.text.template import ChatTemplate
 from backend.pb import backend_pb2_grpc
-from backend.pipeline.served_model import ServedModel
+from backend.pipeline.served_model import ServedEngine, ServedModel
 from backend.rpc.server import BackendServer
-from backend.rpc.servicer import ServedEngine
 from backend.rpc.services import Services
 
 EOS = 0

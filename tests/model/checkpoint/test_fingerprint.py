@@ -23,8 +23,9 @@ def test_a_model_that_a_cpu_computes_in_another_type_reads_none_of_them(tmp_path
     assert names[0] == names[2] != names[1]
 
 
-def test_a_changed_file_is_another_model(tmp_path):
+def test_a_changed_file_is_another_model_and_a_link_to_nothing_is_none(tmp_path):
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
     before = fingerprint(OPTIONS, tmp_path, [])
     (tmp_path / "config.json").write_text('{"a": 1}')
     assert fingerprint(OPTIONS, tmp_path, []) != before
