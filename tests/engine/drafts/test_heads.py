@@ -10,6 +10,7 @@ from engine_driver import Driver, make_request, prompt_of, room_for
 from fp8 import store_fp8
 
 from backend.core.request import SamplingParams
+from backend.engine.plan import Batching, BatchPlan
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import NEMOTRON, add_head
 from scripts.nextn_head import add_nextn
@@ -116,10 +117,10 @@ def pairs(tmp_path_factory):
 )
 # Together they have every sampling.
 @pytest.mark.parametrize(("rows", "seed"), [(1, 4), (5, 5)])
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, rows, seed, is_right):
     pair = pairs(family, is_right=is_right)
-    requests = requests_of(seed, rows, longest=28)
+    requests = requests_of(seed, rows, longest=28 if rows == 1 else 20)
     expected = Driver(pair[0]).run(*requests)
     # Of a long draft that is wrong, all but the beginning is work for nothing.
     driver = head_driver(pair, max_draft_tokens=16 if is_right else 4)
@@ -132,18 +133,18 @@ def test_a_reply_is_the_same_whether_the_head_is_right_or_not(pairs, family, row
     "sampling", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=5)]
 )
 @pytest.mark.parametrize("family", KINDS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, sampling, family):
     pair = pairs(family, is_right=True)
     requests = [
-        make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=48, sampling=sampling)
+        make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=32, sampling=sampling)
         for n in range(rows)
     ]
     expected = Driver(pair[0]).run(*requests)
     driver = head_driver(pair)
     assert_same(driver.run(*requests), expected)
     status = driver.loop.status()
-    assert status.metrics["accepted_tokens"] > 36 * rows
+    assert status.metrics["accepted_tokens"] > 24 * rows
     # One token of 64 is unknown to this head, and ends a draft.
     assert (
         status.metrics["accepted_tokens"]
@@ -152,7 +153,7 @@ def test_a_head_that_knows_the_model_is_nearly_always_right(pairs, rows, samplin
 
 
 @pytest.mark.parametrize("family", [*KINDS, "glm_moe_dsa", "glm5_next"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
     network, head = pairs(family, is_right=True)
     rng = random.Random(4)
@@ -161,10 +162,10 @@ def test_it_is_the_same_while_rows_come_go_and_pause(pairs, family):
         make_request(
             f"r{n}",
             [*shared[: rng.randint(8, 70)], *prompt_of(rng.randint(1, 60), n)],
-            max_tokens=rng.randint(5, 50),
+            max_tokens=rng.randint(5, 40),
             sampling=replace(samplings(n)[n % 6], logit_bias=FEW if n % 2 else {}),
         )
-        for n in range(16)
+        for n in range(9)
     ]
     # All at once; that each gets them alone too is in test_loop and test_speculation.
     plain = Driver(network)
@@ -200,11 +201,13 @@ def test_a_deepseek_in_8_bits_brings_its_head(tmp_path):
     directory = build("deepseek_v3", tmp_path, num_hidden_layers=61)
     store_fp8(add_nextn(directory, is_right=True))
     pair = head_pair(directory, directory)
-    requests = [make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=25) for n in range(2)]
-    expected = Driver(pair[0]).run(*requests)
-    driver = head_driver(pair)
+    requests = [make_request(f"r{n}", prompt_of(30 + 9 * n, n), max_tokens=17) for n in range(2)]
+    # That of all of the family: to find it takes longer than the replies.
+    plan = BatchPlan(Batching.LATENT)
+    expected = Driver(pair[0], plan=plan).run(*requests)
+    driver = head_driver(pair, plan=plan)
     assert_same(driver.run(*requests), expected)
-    assert driver.loop.status().metrics["accepted_tokens"] > 30
+    assert driver.loop.status().metrics["accepted_tokens"] > 20
 
 
 def test_a_head_that_fails_is_left_out_and_costs_no_reply(pairs, caplog):
