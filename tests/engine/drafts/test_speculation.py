@@ -41,7 +41,7 @@ def repeating(name, **options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("rows", "seeds"), CROWDS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_a_reply_is_the_same_with_drafts_and_without(networks, family, rows, seeds):
     network = networks(family)
     accepted = 0
@@ -67,25 +67,25 @@ def test_it_is_the_same_with_quantised_kv(networks, kv_bits):
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 @pytest.mark.one_in(2)
 def test_it_is_the_same_behind_prefixes_and_while_rows_come_go_and_pause(networks, family, caplog):
-    network, requests = networks(family), requests_of_one_prefix(3, 16, 20)
+    network, requests = networks(family), requests_of_one_prefix(3, 10, 20)
     expected = {r.request_id: Driver(network).run(r)[0].token_ids for r in requests}
     budget = room_for(network, 60, rows=4)
     driver = Driver(network, pass_seconds=FREE, max_kv_bytes=budget, expected_tokens=1)
     require_same_as_they_come_and_go(driver, requests, expected)
     assert "pauses at" in caplog.text
-    assert driver.loop.status().metrics["accepted_tokens"] > 50
+    assert driver.loop.status().metrics["accepted_tokens"] > 30
 
 
 def test_a_reply_ends_within_a_draft_where_it_ends_without(networks):
     network = networks("llama")
-    whole = Driver(network).run(repeating("a", max_tokens=60))[0].token_ids
-    for limit in range(1, 40):
+    whole = Driver(network).run(repeating("a", max_tokens=30))[0].token_ids
+    for limit in range(1, 24):
         driver = Driver(network, pass_seconds=FREE)
         outcome = driver.run(repeating("a", max_tokens=limit))[0]
         assert outcome.token_ids == whole[:limit]
         assert outcome.finish is FinishReason.LENGTH
     stop = whole[20]
-    outcome = Driver(network, pass_seconds=FREE).run(repeating("a", max_tokens=60, stop=[stop]))[0]
+    outcome = Driver(network, pass_seconds=FREE).run(repeating("a", max_tokens=30, stop=[stop]))[0]
     assert outcome.token_ids == whole[: whole.index(stop) + 1]
     assert outcome.finish is FinishReason.STOP
 
@@ -201,6 +201,7 @@ def test_what_a_grammar_forces_takes_few_passes(networks):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(3)
 def test_the_look_at_load_finds_that_a_family_takes_drafts(networks, family):
     network = networks(family)
     fresh_caches = make_cache_factory(network, TuningOptions())
