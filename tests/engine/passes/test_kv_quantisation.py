@@ -37,7 +37,7 @@ def kinds(caches):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", WIDE)
 @pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_warm_prompt_gives_the_tokens_of_a_cold_one(networks, family, bits, name):
     request = make_request("second", PROMPTS[name])
     options = {"batches": False, "kv_bits": bits}
@@ -201,6 +201,7 @@ def test_quantised_rows_give_tokens_back(networks):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("family", WIDE)
+@pytest.mark.one_in(2)
 def test_quantised_rows_draw_the_same_tokens_in_a_batch_as_alone(networks, family, bits):
     requests = [
         make_request(f"r{i}", prompt_of(4 + 23 * i, i), max_tokens=4 + 3 * i) for i in range(5)
@@ -213,6 +214,7 @@ def test_quantised_rows_draw_the_same_tokens_in_a_batch_as_alone(networks, famil
 
 @pytest.mark.parametrize("family", CUTTABLE)
 @pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.one_in(2)
 def test_a_prefix_kept_in_8_bits_goes_on_with_the_tokens_of_a_cold_prompt(networks, family, name):
     request = make_request("second", PROMPTS[name], top_logprobs=5)
     [cold] = Driver(networks(family), max_cache_bytes=0).run(request)
