@@ -118,6 +118,7 @@ def test_rows_that_join_and_leave_get_the_tokens_that_they_get_alone(network, al
     assert max(map(len, driver.desk.passes)) == len(LENGTHS)
 
 
+@pytest.mark.one_in(2)
 def test_a_row_that_is_cancelled_leaves_the_others_as_they_are(network, alone):
     first, *rest = requests()
     driver = driver_of(network, BY_ROW)
@@ -131,6 +132,7 @@ def test_a_row_that_is_cancelled_leaves_the_others_as_they_are(network, alone):
     assert tokens_of(map(driver.outcome, rest)) == alone(network)[1:]
 
 
+@pytest.mark.one_in(2)
 def test_continuations_are_scored_together_as_alone(network):
     continuations = ((5, 9, 40, 7), (6, 3), (8, 8, 8, 8, 8, 8), (1,))
     score = ScoreRequest(
