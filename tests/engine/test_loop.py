@@ -35,6 +35,7 @@ def reference(network, token_ids, count):
 
 
 @pytest.mark.parametrize("family", [*BATCHED_FAMILIES, "qwen3_moe", "qwen3_5", "mamba2"])
+@pytest.mark.one_in(3)
 def test_one_request_gives_the_tokens_of_mlx_lm(networks, family):
     network = networks(family)
     prompt = prompt_of(70)
@@ -44,7 +45,7 @@ def test_one_request_gives_the_tokens_of_mlx_lm(networks, family):
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_requests_that_join_and_leave_at_any_step_give_the_tokens_of_mlx_lm(networks, family):
     network = networks(family)
     rng = random.Random(5)
@@ -361,6 +362,7 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
 
 
 @pytest.mark.parametrize("failing", range(1, 7))
+@pytest.mark.one_in(2)
 def test_books_that_fail_cost_no_request_a_token_or_its_end(networks, monkeypatch, failing):
     network = networks("llama")
     driver = Driver(network)
