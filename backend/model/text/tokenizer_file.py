@@ -12,12 +12,12 @@ import logging
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import msgspec
-from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -259,22 +259,13 @@ def _add_tokens(published: FastTokenizer, library: HfTokenizer, directory: Path)
     for _, token in sorted(library.added_tokens_decoder.items()):
         known = own.get(token.content)
         if known is not None and known.special != token.special:
-            published.add_tokens([_marked(known, is_special=token.special)])
+            twin = copy(known)
+            twin.special = token.special
+            published.add_tokens([twin])
         elif known is None and not (
             token.content in defaults and published.token_to_id(token.content) is None
         ):
             published.add_tokens([token])
-
-
-def _marked(token: AddedToken, *, is_special: bool) -> AddedToken:
-    return AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=is_special,
-    )
 
 
 def _texts_of(directory: Path) -> Iterator[str]:

@@ -4,7 +4,6 @@ import pickle
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
@@ -21,8 +20,6 @@ NUMBERS, REFUSAL = b"N", b"E"
 IDLE_S = 300.0
 _TRIM_CHARS = 2**20
 
-Added: TypeAlias = tuple[str, bool, bool, bool, bool, bool]
-
 
 @dataclass(frozen=True, slots=True)
 class Definition:
@@ -31,13 +28,13 @@ class Definition:
     Attributes:
         path: Its `tokenizer.json`, or empty.
         text: The same as text, if there is no such file.
-        added: Tokens in the order of their ids, with the flags of `AddedToken` in its order.
+        added: Tokens in the order of their ids.
         splits_special: Whether special tokens in a text are read as plain text.
     """
 
     path: str
     text: str
-    added: Sequence[Added]
+    added: Sequence[AddedToken]
     guard: str
     splits_special: bool = False
 
@@ -78,7 +75,7 @@ class _Encoder:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.encode_special_tokens = made.splits_special
-        tokenizer.add_tokens([_added(each) for each in made.added])
+        tokenizer.add_tokens(made.added)
         self._plain, self._guarded = tokenizer, guarded(tokenizer, made.guard)
 
     def _answer(self, job: LongText) -> bytes:
@@ -94,27 +91,3 @@ def main(descriptor: int) -> None:
     """Serve jobs until the other end of the socket is closed."""
     limit_memory(MAX_ENCODE_MEMORY_BYTES)
     serve(descriptor, _Encoder().answers, idle_s=IDLE_S)
-
-
-def flags(token: AddedToken) -> Added:
-    """Return a token as plain values."""
-    return (
-        token.content,
-        token.single_word,
-        token.lstrip,
-        token.rstrip,
-        token.normalized,
-        token.special,
-    )
-
-
-def _added(values: Added) -> AddedToken:
-    content, single_word, lstrip, rstrip, normalized, special = values
-    return AddedToken(
-        content,
-        single_word=single_word,
-        lstrip=lstrip,
-        rstrip=rstrip,
-        normalized=normalized,
-        special=special,
-    )

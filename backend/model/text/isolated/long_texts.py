@@ -21,7 +21,6 @@ from backend.model.text.isolated.encoding import (
     NUMBERS,
     Definition,
     LongText,
-    flags,
 )
 from backend.model.text.reading import NUMBER_TYPE, Reading, columns
 from common.helper import (
@@ -108,11 +107,11 @@ class LongTexts:
 
     def definition(self, path: str) -> Definition:
         """Return what a process has to build: the file at a path, or without one the tokenizer."""
-        added = [token for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items())]
+        added = self._tokenizer.get_added_tokens_decoder()
         return Definition(
             path=path,
             text="" if path else self._tokenizer.to_str(),
-            added=tuple(map(flags, added)),
+            added=[added[token_id] for token_id in sorted(added)],
             guard=GUARD,
             splits_special=self._tokenizer.encode_special_tokens,
         )
