@@ -98,7 +98,7 @@ async def test_it_drafts_and_no_reply_changes(models, model, options):
 @pytest.mark.parametrize("kind", [*BLOCKS, "glm5_next"])
 @pytest.mark.one_in(4)
 async def test_a_stream_goes_on_with_it_when_the_engine_is_lost(models, kind):
-    asked = pb.PredictOptions(Prompt="ba", Tokens=400, IgnoreEOS=True, Temperature=0.9, Seed=7)
+    asked = pb.PredictOptions(Prompt="ba", Tokens=120, IgnoreEOS=True, Temperature=0.9, Seed=7)
     head = {"DraftModel": str(models / kind)} if kind in BLOCKS else {}
     options = {**head, "Options": ["speculation:mtp"]}
     async with served(models / BLOCKS.get(kind, kind), **options) as backend:
@@ -176,8 +176,8 @@ async def test_a_model_that_sees_is_drafted_for_by_its_head(tmp_path, family, ad
     directory = tiny_vision.build(family, tmp_path / "model")
     head = add(directory, tmp_path / "head", is_right=is_right)
     asked = [
-        chat([user(f"{n}: what is it?")], **shown(picture(n)), Tokens=80, IgnoreEOS=True)
-        for n in range(3)
+        chat([user(f"{n}: what is it?")], **shown(picture(n)), Tokens=30, IgnoreEOS=True)
+        for n in range(2)
     ]
     async with served(directory, DraftModel=str(head)) as backend:
         await require_same(backend, asked)

@@ -183,15 +183,15 @@ def user(text: str) -> dict[str, str]:
 
 
 def spoken(**options: Any) -> pb.PredictOptions:
-    """Build a request for 80 tokens of what tiny models say."""
-    return pb.PredictOptions(Prompt="ba be bi", Tokens=80, IgnoreEOS=True, **options)
+    """Build a request for 40 tokens of what tiny models say."""
+    return pb.PredictOptions(Prompt="ba be bi", Tokens=40, IgnoreEOS=True, **options)
 
 
 SPOKEN = (
     spoken(),
     spoken(Temperature=0.8, Seed=4),
     spoken(Temperature=1.0, TopP=0.9, Penalty=1.2, Seed=5, NDraft=4),
-    spoken(Grammar='root ::= ("ba" | "be"){40}'),
+    spoken(Grammar='root ::= ("ba" | "be"){20}'),
 )
 
 
