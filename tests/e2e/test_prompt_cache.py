@@ -12,9 +12,10 @@ from backend.pb import backend_pb2 as pb
 
 pytestmark = pytest.mark.mlx
 
+# The first, whose caches can be cut, and the last, which keeps states, run always.
 FAMILIES = [
     *("llama", "llama_sliding", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "deepseek_v32"),
-    *("qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "granitemoehybrid", "kimi_linear", "llama4"),
+    *("llama4", "qwen3_5", "mamba2", "nemotron_h", "granitemoehybrid", "kimi_linear", "qwen3_next"),
 ]
 SYSTEM = {"role": "system", "content": "You help. " + "be bi ba bo du " * 24}
 TOOLS = [
@@ -80,7 +81,7 @@ async def ask_uncached(directory, requests):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 async def test_conversations_compute_only_what_is_new_and_read_like_uncached_ones(
     tiny_models, family
 ):
@@ -137,8 +138,8 @@ async def test_a_model_that_is_loaded_again_meets_none_of_the_old_prefixes(tiny_
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_next"])
 @pytest.mark.one_in(2)
 async def test_a_prompt_whose_caller_left_goes_on_where_it_stopped(tiny_models, family):
-    prompt = "ba be bi bo bu " * 500
-    options = ["prefill_chunk_alone:16"]
+    prompt = "ba be bi bo bu " * 250
+    options = ["prefill_chunk_alone:8"]
     async with served(tiny_models(family), MaxModelLen=8192, Options=options) as backend:
         call = backend.stub.PredictStream(raw(prompt, CorrelationId="left", **UNENDING))
         await until(lambda: any(r.prefilled_tokens > 100 for r in backend.engine.status().requests))
