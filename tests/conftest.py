@@ -4,6 +4,7 @@ import gc
 import importlib
 import math
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from nursery import Nursery, forked_engines
 
 from backend.engine import engine, processes
 from backend.engine.findings import FindingsStore
+from backend.model.checkpoint.upstream import INDEX_NAME, index_transformers
 from common.directories import NAME
 from scripts.faulty_rank import FAULTY_BOOT, VARIABLE
 
@@ -75,6 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
+# What earlier runs have compiled, and found in transformers.
+_KEPT = Path(tempfile.gettempdir(), "mlx")
+
 # Jobs have the lowest priority: beside tests of a usual one they get a hundredth of a core.
 _NICENESS = 10
 
@@ -85,6 +90,7 @@ def pytest_configure() -> None:
     MLX hands each operation to a thread of its own, which would interrupt the one that describes
     the next: of tiny models that takes a third of the processor time.
     """
+    index_transformers(_KEPT)
     os.nice(max(0, _NICENESS - os.getpriority(os.PRIO_PROCESS, 0)))
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):  # A sandbox may forbid it.
@@ -149,10 +155,13 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state directory: servers that tests start share no memory with others of this user."""
     directory = tmp_path_factory.mktemp("state")
     # Backends use the kernels that MLX has compiled here and in earlier runs: each takes a second.
-    kernels, temporary = Path(tempfile.gettempdir(), "mlx"), directory / NAME / "tmp"
-    kernels.mkdir(exist_ok=True)
+    temporary = directory / NAME / "tmp"
+    _KEPT.mkdir(exist_ok=True)
     temporary.mkdir(mode=0o700, parents=True)
-    (temporary / kernels.name).symlink_to(kernels)
+    (temporary / _KEPT.name).symlink_to(_KEPT)
+    # Likewise the index of transformers, for which a process would read 1,600 files.
+    with suppress(OSError):
+        shutil.copy2(_KEPT / INDEX_NAME, directory / NAME)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(directory))
         yield directory

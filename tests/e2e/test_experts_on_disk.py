@@ -70,7 +70,7 @@ async def test_replies_are_those_of_resident_experts(mixture):
 async def two_turns(backend):
     """Return a reply, and that to a longer prompt with it, some of which the cache must have."""
     first = await stream(backend.stub, REQUESTS[2])
-    later = pb.PredictOptions(Prompt=LONG + first.message + " bo", Tokens=60, IgnoreEOS=True)
+    later = pb.PredictOptions(Prompt=LONG + first.message + " bo", Tokens=20, IgnoreEOS=True)
     second = await stream(backend.stub, later)
     # Its counts may follow the reply.
     await until(lambda: backend.engine.status().metrics["prompt_cache.hit_tokens"] > 300)
@@ -116,7 +116,7 @@ async def test_all_experts_are_read_once_if_all_fit(one_mixture):
 
 
 async def test_a_stream_goes_on_after_its_engine_is_killed(one_mixture):
-    request = pb.PredictOptions(Prompt="ba be", Tokens=300, IgnoreEOS=True)
+    request = pb.PredictOptions(Prompt="ba be", Tokens=100, IgnoreEOS=True)
     async with served(one_mixture) as backend:
         expected = await stream(backend.stub, request)
     async with served(one_mixture, Options=[*ON_DISK, "expert_bytes:1"]) as backend:
@@ -177,10 +177,20 @@ async def test_a_load_that_cannot_be_names_the_option(tiny_models, family, optio
     assert words in details
 
 
-def test_a_full_disk_fails_the_load_and_keeps_no_half_of_a_store(small_disk, tiny_models, tmp_path):
-    model, place = tiny_models("gpt_oss"), tmp_path / "mixture"
+def test_a_full_disk_fails_the_load_without_half_a_store_and_one_of_fixed_content_is_left_alone(
+    small_disk, tiny_models, tmp_path, state_directory
+):
+    """One backend sees both disks: of the second, the store is in the state directory."""
+
+    def stores():
+        return set(state_directory.glob(f"mlx-grpc-backend/experts/*/{STORE_NAME}"))
+
+    model, place, before = tiny_models("gpt_oss"), tmp_path / "mixture", stores()
+    fixed = tmp_path.with_name("fixed")
+    shutil.copytree(tiny_models("qwen3_moe"), fixed / "mixture")
     size = sum(file.stat().st_size for file in model.iterdir())
-    copied = ("sh", "-c", f'cp -r {model} {place} && exec "$@"', "sh")
+    mounted = f"mount --bind {fixed} {fixed} && mount -o remount,bind,ro {fixed}"
+    copied = ("sh", "-c", f'cp -r {model} {place} && {mounted} && exec "$@"', "sh")
     prefix = (*small_disk(size + 2**18), *copied)
     with real_backend(tmp_path / "log", prefix=prefix) as backend:
         with pytest.raises(grpc.RpcError) as failed:
@@ -188,18 +198,9 @@ def test_a_full_disk_fails_the_load_and_keeps_no_half_of_a_store(small_disk, tin
         seen = Path(f"/proc/{backend.process.pid}/root{place}")
         assert {file.name for file in seen.iterdir()} == {file.name for file in model.iterdir()}
         backend.load(place)
+        assert not stores() - before
+        backend.load(fixed / "mixture", Options=ON_DISK)
+        assert len(stores() - before) == 1
+    assert not (fixed / "mixture" / STORE_NAME).exists()
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "experts: their store takes" in failed.value.details()
-
-
-def test_a_store_that_cannot_be_beside_its_checkpoint_is_in_the_state_directory(
-    small_disk, tiny_models, tmp_path
-):
-    model, place = tiny_models("qwen3_moe"), tmp_path / "mixture"
-    state = tmp_path.with_name("moved")
-    fixed = f'cp -r {model} {place} && mount -o remount,ro {tmp_path} && exec "$@"'
-    prefix = (*small_disk(2**24), "sh", "-c", fixed, "sh")
-    environment = {**os.environ, "XDG_STATE_HOME": str(state)}
-    with real_backend(tmp_path.with_name("log"), environment, prefix) as backend:
-        backend.load(place, Options=ON_DISK)
-    assert len(list(state.glob(f"mlx-grpc-backend/experts/*/{STORE_NAME}"))) == 1
