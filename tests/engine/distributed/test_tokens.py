@@ -11,8 +11,8 @@ pytestmark = pytest.mark.mlx
 CASES = [
     ("llama", "tensor", 2, 2),
     ("gpt_oss", "tensor", 2, 2),
-    ("qwen3", "tensor", 4, 1),
     ("deepseek_v3", "pipeline", 2, 3),
+    ("qwen3", "tensor", 4, 1),
     ("qwen3_moe", "pipeline", 4, 4),
 ]
 
