@@ -85,7 +85,7 @@ _NICENESS = 10
 
 
 def pytest_configure() -> None:
-    """Lower the priority of tests towards that of jobs, and have woken threads wait for their turn.
+    """Index transformers, and have tests wait for their turn, with a priority near that of jobs.
 
     MLX hands each operation to a thread of its own, which would interrupt the one that describes
     the next: of tiny models that takes a third of the processor time.

@@ -20,6 +20,7 @@ from backend.model.checkpoint.config_file import (
     read_json,
     require_sensible,
     require_weights,
+    text_config,
 )
 from backend.model.checkpoint.extras import (
     GLM5_NEXT,
@@ -339,7 +340,7 @@ _OWN_NAMES = (
 def build_nextn(directory: Path, network: Network, form: HeadWeights) -> MtpNetwork:
     """Return the head of a directory, alone or with its model; weights stay on disk."""
     config = read_head_config(directory)
-    text = config.get("text_config") or config
+    text = text_config(config)
     split_prefix = SPLIT_TYPES.get(str(config.get("model_type")))
     is_split = split_prefix is not None
     prefix = split_prefix or f"model.layers.{text['num_hidden_layers']}."

@@ -32,6 +32,13 @@ async def test_a_model_file_wins_over_the_name(tiny_models):
         assert (await backend.stub.Predict(raw(ModelIdentity="some/name"))).tokens == 6
 
 
+async def test_links_to_nothing_beside_the_weights_are_no_files_of_a_model(tiny_models, tmp_path):
+    directory = shutil.copytree(tiny_models("llama"), tmp_path / "model")
+    (directory / "gone.json").symlink_to(tmp_path / "nowhere")
+    async with served(directory) as backend:
+        assert (await backend.stub.Predict(raw())).tokens == 6
+
+
 async def test_a_name_is_looked_up_below_the_models_directory(tiny_models):
     directory = tiny_models("llama")
     async with served() as backend:

@@ -327,19 +327,15 @@ def fork_nursery(descriptors: Sequence[int]) -> socket.socket:
 PROGRAMS = {"helper": be_helper, "job": be_job}
 
 
-def index_transformers() -> None:
-    """Have transformers find its classes as an engine process has it."""
-    from backend.model.checkpoint import upstream
-    from common.directories import state_directory
-
-    upstream.index_transformers(state_directory(os.environ))
-
-
 def main() -> None:
     """Import what engines import, then fork one for each order."""
     orders = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:0] = [str(ROOT), SUPPORT]
-    index_transformers()
+    # Found only now.
+    from backend.model.checkpoint.upstream import index_transformers
+    from common.directories import state_directory
+
+    index_transformers(state_directory(os.environ))
     for name in MODULES:
         importlib.import_module(name)
     sys.path.remove(SUPPORT)

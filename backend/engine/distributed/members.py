@@ -38,7 +38,7 @@ from backend.engine.messages.codec import ChannelClosedError
 from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending, start_follower
 from backend.errors import BackendError, GroupLostError, UnsupportedError, UnsupportedModelError
-from backend.model.checkpoint.config_file import read_config
+from backend.model.checkpoint.config_file import read_config, text_config
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import memory_bytes
 from backend.model.loaded import RunnableModel
@@ -56,7 +56,7 @@ def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
     if min(memory_bytes) >= (1.0 - _TOLERANCE) * max(memory_bytes):
         return ()
     config = read_config(form.directory)
-    layers = (config.get("text_config") or config)["num_hidden_layers"]
+    layers = text_config(config)["num_hidden_layers"]
     return shares(layers, memory_bytes)
 
 
@@ -105,8 +105,7 @@ def require_divisible(network: Network, config: Mapping[str, Any], topology: Top
     kind = config["model_type"]
     match topology.parallelism:
         case Parallelism.TENSOR:
-            text_config = config.get("text_config", config)
-            _require_shards(network, kind, text_config, topology.size)
+            _require_shards(network, kind, text_config(config), topology.size)
         case Parallelism.PIPELINE:
             _require_stages(network, kind, topology.size)
 

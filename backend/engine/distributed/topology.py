@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from backend.config import GroupOptions, TuningOptions
 from backend.errors import InvalidRequestError
+from backend.model.checkpoint.config_file import text_config
 
 # mlx.launch counts from here too.
 FIRST_PORT = 32323
@@ -127,7 +128,7 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     _require_agreement(tuning.group, hosts)
     size = group_size(tuning)
     key, parts = _PARTS[Parallelism(tuning.group.distributed)]
-    most = (config.get("text_config") or config).get(key)
+    most = text_config(config).get(key)
     if type(most) is int and size > max(most, 1):
         field = "Options: hosts" if hosts else "TensorParallelSize"
         raise InvalidRequestError(field, f"{size} processes: the model has {most} {parts}")

@@ -364,6 +364,12 @@ def read_generation_config(directory: Path) -> Mapping[str, Any]:
         return {}
 
 
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that describes the decoder: all of one for text alone."""
+    part: Mapping[str, Any] = config.get("text_config") or config
+    return part
+
+
 def own_context_length(config: Mapping[str, Any]) -> int | None:
     """Return the model's context length in tokens, or `None` if it sets no limit."""
     for level in (config, config.get("text_config") or {}):
