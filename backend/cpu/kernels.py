@@ -168,7 +168,7 @@ def _run(command: list[str], temporary: Path, seconds: float) -> str | None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,
+        process_group=0,
     ) as process:
         try:
             _, said = process.communicate(timeout=seconds)

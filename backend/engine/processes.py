@@ -65,7 +65,8 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,
             pass_fds=[*inherited, *descriptors],
-            start_new_session=bool(inherited),
+            # Not a session: Linux divides the cores among sessions, whatever is nice in each.
+            process_group=0 if inherited else None,
             cwd="/",
             env=environment,
         )

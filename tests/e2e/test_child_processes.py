@@ -108,6 +108,21 @@ def test_no_child_has_a_secret_and_the_engine_has_all_else(tmp_path):
     assert not [value for value in (SESAME, "word") if value in log]
 
 
+def test_all_children_share_the_servers_session_where_niceness_counts_and_engines_have_groups(
+    tmp_path,
+):
+    with real_backend(tmp_path / "log") as backend:
+        backend.load("demo")
+        backend.stub.TokenizeString(pb.PredictOptions(Prompt="x" * 100_000), timeout=TIMEOUT_S)
+        pid = backend.process.pid
+        engines = named(pid, b"backend.rank")
+        (reader,) = named(pid, b"isolated.encoding")
+        assert {os.getsid(each) for each in [*engines, reader]} == {os.getsid(pid)}
+        assert engines
+        assert [os.getpgid(each) for each in engines] == engines
+        assert os.getpgid(reader) == os.getpgid(pid)
+
+
 def test_variables_with_which_no_engine_starts_leave_the_model_and_its_streams(tmp_path):
     variables = [b"PYTHONHOME=/nowhere"]
     for shadowed in ("json", "mlx_lm"):

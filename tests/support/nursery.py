@@ -362,7 +362,7 @@ def serve(orders: socket.socket) -> None:
                 os.close(beginning)
                 PROGRAMS[program](order, descriptors)
             if inherited:
-                os.setsid()
+                os.setpgid(0, 0)
             os.close(beginning)
             be_rank(order, descriptors)
         # Whoever starts a process may end its group at once.
