@@ -66,7 +66,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,
+                process_group=0,
             )
         return cls(process, address, log_path)
 
