@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import math
 import sys
 from difflib import get_close_matches
 from io import BytesIO, TextIOWrapper
@@ -24,6 +25,19 @@ _COMMANDS = {
     "replay": "recordings:command",
     "version": "doctor:version",
 }
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; NaN, which no bound excludes, and infinities are refused."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, or fail."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
 
 
 class _LazyGroup(click.Group):

@@ -242,13 +242,18 @@ async def _measured(address: str, token: str, load: Load) -> tuple[str, Figures]
         return report.model.name, Figures.of(await measure(client, load))
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _table(model: str, load: Load, figures: Figures) -> Table:
     table = facts_table()
     if model:
         table.add_row("model", printable(model))
     prompts, replies = _range(*figures.prompt_tokens), _range(*figures.tokens)
-    load_text = f"{load.streams} streams, {load.rounds} rounds · prompts of {prompts} tokens"
-    table.add_row("load", f"{load_text} · replies of {replies}")
+    streams, rounds = _counted(load.streams, "stream"), _counted(load.rounds, "round")
+    lengths = f"prompts of {prompts} tokens · replies of {replies}"
+    table.add_row("load", f"{streams}, {rounds} · {lengths}")
     table.add_row("together", f"{figures.tokens_per_s:,.1f} tokens/s, prompts included")
     if figures.stream_tokens_per_s is not None:
         table.add_row("a stream", f"{figures.stream_tokens_per_s:,.1f} tokens/s, after the first")

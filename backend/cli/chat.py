@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.text import Text
 
+from backend.cli.app import FiniteRange
 from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.pull import DamagedError, cached_models, pull
 from backend.cli.render import (
@@ -205,6 +206,9 @@ class Chat:
         self._say(news, QUIET_STYLE)
 
     def _attach(self, path: str) -> None:
+        if not path:
+            self._say("/image FILE sends a picture: which?", ERROR_STYLE)
+            return
         try:
             self._next_pictures.append(encoded(Path(path).expanduser()))
         except (OSError, RuntimeError) as error:
@@ -396,7 +400,7 @@ _UNCHOSEN = ParameterSource.DEFAULT
 @click.option("--think/--no-think", "thinking", default=None, help="Override the model's default.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=DEFAULT_TEMPERATURE,
     show_default=True,
     help="0 is greedy.",

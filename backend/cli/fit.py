@@ -20,6 +20,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from backend.cli.app import FiniteRange
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.config import ModelOptions, TuningOptions
 from backend.errors import BackendError, DownloadError, ModelNotFoundError
@@ -220,7 +221,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 )
 @click.option(
     "--disk-rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     metavar="MB/S",
     help="Of the disk with experts, instead of measuring it.",
 )
@@ -252,6 +253,8 @@ def command(  # noqa: PLR0913 - a parameter per option
         attach(library)
     install()
     tuning = TuningOptions.of(draft_model=draft_model, experts=experts, expert_bytes=expert_bytes)
+    if experts == "resident" and (expert_bytes or disk_rate):
+        raise click.UsageError("--expert-bytes and --disk-rate are about --experts disk")
     if draft_model and tuning.checkpoint.keeps_experts_on_disk:
         raise click.UsageError("--draft-model: experts on disk exclude a drafter")
     options = ModelOptions(model=model, models_dir=models_path, tuning=tuning)

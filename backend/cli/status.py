@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from backend.cli.app import FiniteRange
 from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.core.metric_table import METRICS, totals
@@ -393,7 +394,7 @@ DEFAULT_INTERVAL_S = 1.0
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     default=DEFAULT_INTERVAL_S,
     show_default=True,
     help="Seconds between two snapshots.",

@@ -37,13 +37,14 @@ _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ER
 log = logging.getLogger("backend.jobs")
 
 
-class _Printed(io.TextIOBase):
+class Printed(io.TextIOBase):
     """What libraries print, as lines of the log: tables and bars for level `debug`."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     def write(self, text: str) -> int:
+        """Log the lines that are whole."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             level, _, message = _STYLES.sub("", line).strip().removeprefix("[").partition("] ")
@@ -52,6 +53,12 @@ class _Printed(io.TextIOBase):
             else:
                 log.debug("%s", line)
         return len(text)
+
+    def close(self) -> None:
+        """Log the last line, which may lack its end."""
+        if self._rest:
+            self.write("\n")
+        super().close()
 
 
 def main() -> int:
@@ -62,7 +69,7 @@ def main() -> int:
     # Libraries print to stdout; the pipe must carry progress only.
     progress = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    sys.stdout = _Printed()
+    sys.stdout = Printed()
     # Unbuffered: exit hangs on a buffer's lock while a thread reads.
     commands = os.fdopen(0, "rb", buffering=0)
     line = commands.readline()
@@ -120,6 +127,7 @@ def _listen(commands: FileIO, stopping: threading.Event) -> None:
 
 if __name__ == "__main__":
     code = main()
+    sys.stdout.close()
     logging.shutdown()
     # At once: the final progress means that the process is gone.
     os._exit(code)

@@ -62,7 +62,7 @@ def test_a_backend_that_tells_little_is_measured_by_its_replies_alone(run_bench,
     scripted.scripts = [[script.content("a", 1), script.content("b", 3)] for _ in range(3)]
     result = run_bench("--streams", "2", "--rounds", "1", "--tokens", "3")
     assert result.exit_code == 0, result.stderr
-    assert "2 streams, 1 rounds · prompts of 30 tokens · replies of 3" in result.output
+    assert "2 streams, 1 round · prompts of 30 tokens · replies of 3" in result.output
     assert len({request.Prompt for request in scripted.requests}) == 3
     assert all(request.PromptCacheRO and request.IgnoreEOS for request in scripted.requests)
     assert {request.Tokens for request in scripted.requests} == {3}

@@ -242,9 +242,12 @@ def test_pictures_are_sent_with_their_question_and_those_after_it(
     one.write_bytes(b"first")
     two.write_bytes(b"second")
     scripted.scripts = [[script.content("a")], [script.content("b")], [script.content("c")]]
-    run_chat(f"What is in {one} ?", f"/image {two}", "and here?", "/clear", "hello")
+    result = run_chat(
+        f"What is in {one} ?", "/image", f"/image {two}", "and here?", "/clear", "hello"
+    )
     sent = [[base64.b64decode(each) for each in r.Images] for r in scripted.requests]
     assert sent == [[b"first"], [b"first", b"second"], []]
+    assert "/image FILE sends a picture: which?" in result.output
 
 
 def test_pictures_of_a_question_that_failed_are_forgotten(run_chat, scripted, script, tmp_path):

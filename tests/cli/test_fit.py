@@ -190,6 +190,17 @@ def test_the_rate_of_a_disk_with_experts_is_measured_and_no_drafter_is_named(tin
     assert "experts: the model has none" in dense.stderr
 
 
+@pytest.mark.parametrize("flag", ["--expert-bytes", "--disk-rate"])
+def test_flags_of_experts_on_disk_are_refused_without_them(flag):
+    result = fit(str(MODEL_DIR), flag, "5")
+    assert (result.exit_code, flag in result.stderr) == (2, True)
+
+
+def test_a_rate_that_is_no_number_is_refused():
+    result = fit(str(MODEL_DIR), "--experts", "disk", "--disk-rate", "nan")
+    assert (result.exit_code, "nan is no finite number" in result.stderr) == (2, True)
+
+
 def test_a_relative_path_is_found_below_the_models_path():
     assert fit(MODEL_DIR.name, "--models-path", str(MODEL_DIR.parent)).exit_code == 0
 

@@ -77,6 +77,11 @@ def test_a_backend_that_does_not_know_inspect_is_asked_what_every_one_knows(run_
     assert (told["model"], told["prompt_cache"], told["generated_tokens"]) == (None, None, 13)
 
 
+def test_an_interval_that_is_no_number_is_refused(run_status):
+    result = run_status("--watch", "--interval", "nan")
+    assert (result.exit_code, "nan is no finite number" in result.stderr) == (2, True)
+
+
 def test_where_nothing_listens_it_says_so(run_status):
     result = run_status(address="127.0.0.1:1")
     assert result.exit_code == 1

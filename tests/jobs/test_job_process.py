@@ -1,6 +1,7 @@
 """The process of a job by itself: its pipe, its priority, its end."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from real_process import child_jobs
 
 from backend.demo import MODEL_DIR
+from backend.jobs.__main__ import Printed
 from backend.jobs.job import FAILED, STOPPED, JobProcess, Progress, Quantization
 from backend.model.checkpoint.upstream import INDEX_NAME
 from common.directories import state_directory
@@ -121,6 +123,17 @@ def test_nothing_but_progress_goes_into_the_pipe_whatever_libraries_print(tmp_pa
         assert job.wait() == 0
     assert [progress.status for progress in told] == ["downloading", "quantizing", "completed"]
     assert " INFO backend.jobs: Loading" in printed
+
+
+def test_printed_lines_become_lines_of_the_log_also_the_last_without_an_end(caplog):
+    caplog.set_level(logging.DEBUG)
+    printed = Printed()
+    print("[INFO] Load", end="", file=printed)
+    print("ing\n[ERROR] it bro", end="", file=printed)
+    assert caplog.messages == ["Loading"]
+    print("ke", end="", file=printed)
+    printed.close()
+    assert caplog.messages == ["Loading", "it broke"]
 
 
 def test_a_job_is_done_whatever_the_limit_of_descriptors(tmp_path):
