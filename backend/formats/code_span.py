@@ -9,6 +9,9 @@ _MIN_FENCE = 3
 _MAX_INDENT = 3
 _MIN_INDENT_IN_LIST = 2
 _TAB = 4
+# A word or a sentence, emphasised or quoted perhaps. What glues itself to it ends the text.
+_GLUE = re.compile(r"""(?:[\w.!?…。！？:;,%)\]}]|\S[>|])[*_~"'”’»`]*\Z""")
+_GLUE_CHARS = 8
 
 
 class CodeTracker:
@@ -34,7 +37,7 @@ class CodeTracker:
         self._is_in_list = False
         self._is_after_blank = False
         self._is_set_off = False
-        self._head = ""
+        self._head = self._line_end = ""
 
     @property
     def is_fenced(self) -> bool:
@@ -47,12 +50,30 @@ class CodeTracker:
         return bool(self._fence or self._inline or self._is_set_off or self._is_indented)
 
     @property
+    def is_delimited(self) -> bool:
+        """Whether a fenced block or inline code is open."""
+        return bool(self._fence or self._inline)
+
+    def quotes(self, marker: str) -> bool:
+        """Tell whether a marker here, after `settle`, is in code or in a quoted line.
+
+        Models call right after the last word of a list's paragraph, of a quotation, or of a line
+        with a single backtick. So only a fence quotes what is glued to text, or begins a new line.
+        """
+        if self._fence or not self.is_open:
+            return self.is_open
+        begins_span = self._inline and self._line_end.endswith("`")
+        is_glued = not begins_span and _GLUE.search(self._line_end)
+        return not (is_glued or marker.startswith("\n"))
+
+    @property
     def begins_line(self) -> bool:
         """Whether only spaces have followed the latest line break, after `settle`."""
         return self._indent is not None
 
     def follow(self, text: str) -> None:
         """Read more text."""
+        self._line_end = (self._line_end + text[-_GLUE_CHARS:]).rpartition("\n")[2][-_GLUE_CHARS:]
         for match in _PIECE.finditer(text):
             piece = match[0]
             if self._run and piece[0] != self._run[0]:

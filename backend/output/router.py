@@ -562,7 +562,7 @@ class Router:
         It does alone on the line, and right after a word or a sentence.
         """
         self._settle()
-        is_quoted = self._in_thought or self._code.is_open
+        is_quoted = self._in_thought or self._code.quotes(text)
         is_stray = text in self._format.tools.strays and not is_quoted
         may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in STOPS
         if is_stray and (self._stray.text or may_end):
@@ -590,7 +590,7 @@ class Router:
         if self._in_thought or self._is_after_call or opener.startswith("\n"):
             return False
         is_within = not (self._code.begins_line or self._ends_sentence)
-        return is_within or (self._code.is_open and self._code.has_prose)
+        return is_within or (self._code.quotes(opener) and self._code.has_prose)
 
     def _may_call_at(self, marker: str) -> bool:
         tools = self._format.tools
@@ -633,7 +633,9 @@ class Router:
         """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
         self._settle()
         may_quote = self._may_quote or marker in self._format.reasoning.marks
-        if self._in_thought or not may_quote or not self._code.is_open:
+        is_box = marker in self._format.boxes
+        is_open = self._code.is_delimited if is_box else self._code.quotes(marker)
+        if self._in_thought or not (may_quote and is_open):
             return False
         return self._code.has_prose or not self._code.is_fenced
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tool_replies import FORMATS
+from tool_replies import TOOLS as NOTES
 
 from backend.core.step import FinishReason
 from backend.output.reply import ReplySpec
@@ -94,6 +95,31 @@ def test_a_call_after_json_is_a_call():
     reply = played("hermes_json", "think", text)
     assert reply.content == '{"a": "<think>"}\n'
     assert golden.named_calls(reply) == (("w", "{}"),)
+
+
+LINES = (
+    "- **A**: fast\n\n  It needs one call.",
+    "1. **Look up** it\n\n   I start with **Oslo**:",
+    "It is the ` key",
+    "You wrote:\n\n> hi",
+    "Run:\n\n    ls",
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_call_glued_to_any_line_of_text_is_read_as_after_plain_text(name):
+    row = FORMATS[name]
+    spec = ReplySpec(
+        format=golden.named_format(row.parser or name, row.reasoning),
+        tools={tool.name: tool.schema["function"]["parameters"] for tool in NOTES},
+        prompt_tail=row.prompt_tail,
+    )
+    call = row.two or row.one
+    plain = golden.play(spec, "So." + call)
+    for line in LINES:
+        reply = golden.play(spec, line + call)
+        assert golden.named_calls(reply) == golden.named_calls(plain), line
+        assert reply.content == line + plain.content.removeprefix("So."), line
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,7 @@ class MessageReader(SteppingReader):
         """Follow a token, unless it is text."""
         frames = self._frames
         end = start + len(token)
-        is_in_code = self._is_in_code()
+        is_in_code = self._is_in_code(token)
         if token in frames.ends:
             return self._meet_end(token, start, is_in_code=is_in_code)
         is_block = token in frames.call_openers and not is_in_code
@@ -505,10 +505,10 @@ class MessageReader(SteppingReader):
         follows = self._frames.frame_after(self._buffer, end)
         return UNDECIDED if follows == UNDECIDED else REFUTED if follows >= 0 else end
 
-    def _is_in_code(self) -> bool:
-        """Tell whether content ends in code, or in a string of JSON."""
+    def _is_in_code(self, token: str) -> bool:
+        """Tell whether a token here is in code, or in a string of JSON."""
         self._code.settle()
-        return (self._code.is_open or self._json.is_in_string) and not self._is_thought
+        return (self._code.quotes(token) or self._json.is_in_string) and not self._is_thought
 
     @property
     def _is_within_line(self) -> bool:

@@ -265,7 +265,9 @@ class _Reading:
     def _begin(self, before: bytes, mark: bytes) -> None:
         self._pass(before)
         self.code.settle()
-        is_in_code = self.code.is_open and (self.code.has_prose or not self.code.is_fenced)
+        is_in_code = self.code.quotes(mark.decode()) and (
+            self.code.has_prose or not self.code.is_fenced
+        )
         is_quoted = self._marks.texts.is_quotable and is_in_code
         may_open = mark in self._marks.later_starts or self._marks.may_follow(self.last)
         self.is_open = may_open and not is_quoted
