@@ -282,7 +282,8 @@ class _Reader:
         begin = position + len(quote)
         end = self._text.find(quote, begin)
         while end >= 0 and not self._may_end(begin, end, quote, is_key=is_key):
-            if not is_key and _REST_OF_KEY.match(self._text, end):
+            is_plain = not (is_key or self._is_escaped(begin, end, quote))
+            if is_plain and _REST_OF_KEY.match(self._text, end):
                 # Either the quote before it is missing, or the text is JSON without escapes.
                 raise NotJsonError
             end = self._text.find(quote, end + 1)
@@ -297,11 +298,14 @@ class _Reader:
             return json_string(raw)
         return self._as_json(_PYTHON_ESCAPE.sub(_unescaped_in_python, raw) if "'" in quote else raw)
 
-    def _may_end(self, begin: int, end: int, quote: str, *, is_key: bool) -> bool:
+    def _is_escaped(self, begin: int, end: int, quote: str) -> bool:
         slashes = end
         while slashes > begin and self._text[slashes - 1] == "\\":
             slashes -= 1
-        if (end - slashes) % 2 == 1 and not quote.startswith("<"):
+        return (end - slashes) % 2 == 1 and not quote.startswith("<")
+
+    def _may_end(self, begin: int, end: int, quote: str, *, is_key: bool) -> bool:
+        if self._is_escaped(begin, end, quote):
             return False
         follows = span_end(_REMARKS, self._text, end + len(quote))
         if follows >= len(self._text):
