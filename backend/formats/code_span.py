@@ -187,6 +187,11 @@ class CallFence:
         opened = _OPENED.fullmatch(self.held)
         return bool(opened and opened[1]) and not (self._fence or self._is_over)
 
+    @property
+    def is_around_calls(self) -> bool:
+        """Whether a call here is in a fence that belongs to it."""
+        return bool(self._fence) or self.is_begun
+
     def enter_call(self) -> str:
         """Go on after a call begins; return text held back that is no fence around it."""
         opened = _OPENED.fullmatch(self.held)

@@ -626,6 +626,7 @@ class Router:
             calls=calls,
             in_thought=self._in_thought,
             in_prose=self._is_in_prose(opener),
+            in_fence=self._fence is not None and self._fence.is_around_calls,
             prompt_tail=self._prompt_tail,
         )
 

@@ -668,6 +668,8 @@ class CallBlockReader(SteppingReader):
 
     def _after(self, position: int, marker: str) -> int:
         """Match a marker; a fence with a language after it does not end one but begins another."""
+        if marker == FENCE and self._context.in_fence:
+            return REFUTED
         end = after(self._buffer, position, marker)
         if end < 0 or marker != FENCE or not self._calls_begun:
             return end

@@ -266,6 +266,7 @@ class ReaderContext:
             the reply.
         in_thought: Whether a thought is open, where a marker may be just a quotation.
         in_prose: Whether the opener stands within a line of text, where it may be a word.
+        in_fence: Whether a fence around the calls is open, whose end is not theirs.
         prompt_tail: The end of the prompt, for a format whose reply continues a message begun by
             the prompt.
     """
@@ -274,6 +275,7 @@ class ReaderContext:
     calls: CallLedger
     in_thought: bool
     in_prose: bool = False
+    in_fence: bool = False
     prompt_tail: str = ""
 
 

@@ -244,6 +244,9 @@ def _as_literal(raw: str) -> str | None:
             # An unknown escape in a string is harmless and deserves no warning.
             warnings.simplefilter("ignore")
             value = ast.literal_eval(raw.strip())
+        if isinstance(value, tuple) and not raw.lstrip().startswith("("):
+            # A number with separators, `1,000`, or a sentence.
+            return None
         return _as_json(json_text(value))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
