@@ -311,6 +311,11 @@ NEVER = {
         {"Options": ["chat_template:~nobody-of-this-name"]},
         "is neither a",
     ),
+    "a template that ends too early": (
+        lambda _: None,
+        {"Options": ["chat_template:{{{{ broken"]},
+        "chat_template: line 1 of the template: unexpected end of template",
+    ),
     "no template": (lambda _: None, {"Options": ["chat_template:" + "9" * 400]}, "is neither a"),
     "a folder that is none": (lambda _: None, {"Options": ["cache_dir:a\0"]}, "cache_dir: is not"),
     "a number that is too large": (

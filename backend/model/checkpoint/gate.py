@@ -387,6 +387,30 @@ def template_source(option: str, models_dir: Path | None) -> str:
         raise LoadError(f"{path} is not UTF-8", field="chat_template") from None
 
 
+# The server would be busy with a longer template for most of a second.
+_MAX_TRIED_CHARS = 2**17
+
+
+def _require_template(source: str) -> None:
+    """Refuse a template that cannot be parsed, which no request could use."""
+    if len(source) > _MAX_TRIED_CHARS:
+        return
+    # The server starts without it.
+    from jinja2 import TemplateSyntaxError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import SandboxedEnvironment
+
+    tags = re.compile(r"{%([-+]?)\s*(?:end)?generation\s*([-+]?)%}")
+    try:
+        # Transformers alone knows this tag, which only marks a span.
+        SandboxedEnvironment(extensions=[loopcontrols]).parse(tags.sub("", source))
+    except TemplateSyntaxError as error:
+        problem = f"line {error.lineno} of the template: {error.message}"
+        raise LoadError(problem, field="chat_template") from None
+    except RecursionError:
+        raise LoadError("the template is nested too deeply", field="chat_template") from None
+
+
 def require_possible(options: ModelOptions) -> None:
     """Refuse a load that the disk alone shows to be impossible; a model of the hub may work."""
     place, own = resolve(options), rooted(options)
@@ -423,7 +447,7 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
     """Refuse a load that cannot work."""
     require_sound(directory)
     if template := options.tuning.text.chat_template:
-        template_source(template, options.models_dir)
+        _require_template(template_source(template, options.models_dir))
     read_config(directory)
     require_weights(directory)
     if draft := options.tuning.speculation.draft_model:
