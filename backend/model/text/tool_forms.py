@@ -108,6 +108,8 @@ Form: TypeAlias = Callable[[Schema], Schema]
 
 # Forms are remembered for this many tools.
 MAX_REMEMBERED = 4096
+# So many references of a tool are followed: schemas may multiply.
+_MAX_REFERENCES = 64
 
 _QUESTIONS: tuple[Sequence[Turn], ...] = (
     to_turns([Message(role="user", content="?")], CallStyle()),
@@ -120,7 +122,7 @@ _EXAMPLE: Schema = {
         "description": "purpose",
         "parameters": {
             "type": "object",
-            "properties": {"detail": {"type": "string", "description": "note"}},
+            "properties": {"detail": {"type": "string", "description": "noted_here"}},
         },
     },
 }
@@ -140,6 +142,9 @@ _SYNONYMS = {
 _UNIONS = ("anyOf", "oneOf", "allOf")
 _TEXTS = ("description", "title")
 _NULLABLE = ("const", "default")
+# Values, which may look like schemas.
+_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+_DEFINITIONS = ("$defs", "definitions")
 _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas")
 
 
@@ -182,6 +187,8 @@ class ToolForms:
         A tool gets the same form whatever was found before, so every step learns before it changes
         more.
         """
+        yield from self._filled(tool)
+        tool = inlined(tool)
         root = plain_root(described(tool))
         yield from self._filled(tool)
         self._learn(root, _properties(tool), view)
@@ -240,6 +247,8 @@ class _View:
             for part, words in _words_by_part(_EXAMPLE).items()
             if all(word in (text or "") for word in words)
         )
+        if "noted_here" not in (text or ""):
+            self._shown -= {"choices"}
 
     def wanted(self, tool: Schema) -> frozenset[str]:
         """Return the words of a tool that the template writes for other tools."""
@@ -310,6 +319,36 @@ def all_in_words(tool: Schema) -> Schema:
     schema = json.dumps(function.get("parameters", {}), ensure_ascii=False)
     text = f"{function['description']}\nParameters, as a JSON schema: {schema}".lstrip()
     return _changed(tool, description=text, parameters=_NO_PARAMETERS)
+
+
+def inlined(tool: Schema) -> Schema:
+    """Put the schemas that a tool refers to in the places of the references."""
+    root = _parameters(tool)
+    if '"$ref"' not in json.dumps(root):
+        return tool
+    followed = 0
+
+    def inline(value: JsonValue, within: tuple[str, ...]) -> JsonValue:
+        nonlocal followed
+        if isinstance(value, list):
+            return [inline(each, within) for each in value]
+        if not isinstance(value, Mapping):
+            return value
+        inner = {
+            key: each if key in _VALUES else inline(each, within)
+            for key, each in value.items()
+            if key != "$ref" or not isinstance(each, str)
+        }
+        reference = value.get("$ref")
+        if not isinstance(reference, str):
+            return inner
+        followed += 1
+        if reference in within or followed > _MAX_REFERENCES:
+            return {"type": "object", **inner}
+        return {**_object(inline(_referenced(root, reference), (*within, reference))), **inner}
+
+    kept = {key: each for key, each in root.items() if key not in _DEFINITIONS}
+    return _changed(tool, parameters=inline(kept, ("#",)))
 
 
 def tidied(schema: JsonValue) -> Schema:
@@ -480,15 +519,32 @@ def _words_by_part(tool: Schema) -> Mapping[str, frozenset[str]]:
     Escapes differ between templates, so only letters, digits and underscores count.
     """
     function = _function(tool)
+    root = tidied(_parameters(inlined(tool)))
     texts: dict[str, list[JsonValue]] = {
         "name": [function.get("name")],
         "description": [function.get("description")],
-        "properties": list(_all_properties(tidied(_parameters(tool)))),
+        "properties": list(_all_properties(root)),
+        "choices": list(_choices(root, is_root=True)),
     }
     return {
         part: frozenset(word for text in of_part for word in _WORD.findall(str(text or "")))
         for part, of_part in texts.items()
     }
+
+
+def _choices(schema: JsonValue, *, is_root: bool = False) -> Iterator[JsonValue]:
+    """Yield the texts that a tidied schema allows, and the names of what is in its properties."""
+    if not isinstance(schema, Mapping):
+        return
+    properties = _by_name(schema.get("properties"))
+    yield from () if is_root else properties
+    values = (*_sequence(schema.get("enum")), schema.get("const"))
+    yield from (value for value in values if isinstance(value, str))
+    for key in _UNIONS:
+        for each in _sequence(schema.get(key)):
+            yield from _choices(each, is_root=is_root)
+    for each in (*properties.values(), schema.get("items"), schema.get("additionalProperties")):
+        yield from _choices(each)
 
 
 def _function(tool: Schema) -> Schema:

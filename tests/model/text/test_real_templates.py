@@ -13,7 +13,7 @@ from grammar_driver import tool_grammar
 from hypothesis import given, settings
 from message_shapes import CONVERSATIONS, SHAPES, said
 from msgspec.structs import replace
-from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED
+from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED, with_property
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
@@ -185,6 +185,34 @@ def test_odd_tools_are_shown(name):
         text = found.render([QUESTION], [Tool(name=NAME, schema=odd)], {})
         parts = [part for part in (NAME, PURPOSE, "odd_one") if part in json.dumps(odd)]
         assert [part for part in parts if part not in text] == [], odd
+
+
+ADDRESS = {"type": "object", "properties": {"zipcode": {"type": "string"}}}
+REFERENCE = {"$ref": "#/$defs/Address"}
+# As Pydantic and Zod write optional and nested arguments.
+PARTS = (
+    REFERENCE,
+    ADDRESS,
+    {"anyOf": [ADDRESS, {"type": "null"}]},
+    {"anyOf": [{"type": "string", "enum": ["zipcode"]}, {"type": "null"}]},
+    {"type": ["string", "null"], "enum": ["zipcode", None]},
+    {"type": "array", "items": REFERENCE},
+    {"oneOf": [{"const": "zipcode"}, {"const": "b"}]},
+    {"allOf": [REFERENCE]},
+    {"const": "zipcode"},
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.one_in(3)
+def test_names_and_values_inside_a_property_are_shown(name):
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    for part in PARTS:
+        odd = with_property(part)
+        odd["function"]["parameters"]["$defs"] = {"Address": ADDRESS}
+        assert "zipcode" in found.render([QUESTION], [Tool(name=NAME, schema=odd)], {}), part
 
 
 @pytest.mark.parametrize("name", NAMES)

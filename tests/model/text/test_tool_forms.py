@@ -121,6 +121,64 @@ def test_properties_that_a_template_loses_are_found():
     assert list(properties(found[0])) == ["odd_one"]
 
 
+class Typed(Strict):
+    """A template that shows types, descriptions, values and inner names, and nothing else."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def shown(self, each):
+        function = each["function"]
+        properties = function.get("parameters", {}).get("properties", {})
+        texts = [self.spelled(name, schema) for name, schema in properties.items()]
+        return "\n".join([function["name"], function.get("description", ""), *texts])
+
+    def spelled(self, name, schema):
+        inner = schema.get("properties", {})
+        fields = [self.spelled(key, each) for key, each in inner.items()]
+        kind = schema.get("type") if isinstance(schema.get("type"), str) else "any"
+        values = schema.get("enum", []) if kind != "any" else []
+        return " ".join([name, kind, schema.get("description", ""), *map(str, values), *fields])
+
+
+ADDRESS = {"type": "object", "properties": {"zipcode": {"type": "string"}}}
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "form"),
+    [
+        ({"$ref": "#/$defs/Address"}, ADDRESS),
+        ({"$ref": "#/$defs/Address", "description": "d"}, {**ADDRESS, "description": "d"}),
+        ({"anyOf": [{"$ref": "#/$defs/Address"}, NULL]}, {"anyOf": [ADDRESS, NULL]}),
+        ({"anyOf": [ADDRESS, NULL]}, {"anyOf": [ADDRESS, NULL]}),
+        ({"type": ["string", "null"], "enum": ["fast", None]}, None),
+        ({"const": "fast"}, None),
+        ({"type": "array", "items": ADDRESS}, None),
+    ],
+)
+def test_names_and_values_inside_a_property_are_shown_whatever_a_template_knows(schema, form):
+    given = with_property(schema)
+    given["function"]["parameters"]["$defs"] = {"Address": ADDRESS}
+    template = Typed()
+    (found,) = ToolForms(template).fitted([given])
+    text = template.shown(found)
+    assert ("zipcode" in text) or ("fast" in text)
+    if form is not None and "anyOf" not in form:
+        assert properties(found)["odd_one"] == form
+    # A template that shows all of it gets the tool as it is.
+    assert fitted(lambda _: True, given) == [given]
+
+
+def test_a_schema_that_contains_itself_is_shown_once():
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "text": {}}}
+    given = with_property({"$ref": "#/$defs/Node"})
+    given["function"]["parameters"]["$defs"] = {"Node": node}
+    (found,) = ToolForms(Typed()).fitted([given])
+    inner = {"next": {"type": "object"}, "text": {}}
+    assert properties(found)["odd_one"] == {"type": "object", "properties": inner}
+
+
 def test_what_a_template_never_shows_is_not_missed():
     template = Strict(None)
     template.shown = lambda each: each["function"]["name"]
