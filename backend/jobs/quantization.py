@@ -38,7 +38,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
     """Write the quantised model and return the final progress.
 
     Raises:
-        UnsupportedError: No layer of the model can be quantised with these settings.
+        UnsupportedError: The model, or none of its layers, can be quantised with these settings.
     """
     target = job.target
     require_new(job.target_field, target)
@@ -50,15 +50,18 @@ def quantize(job: Quantization, report: Report) -> Progress:
     metrics: dict[str, float] = {}
     with written_whole(job.target_field, target) as partial:
         report(Progress(status="quantizing", message=_recipe(job), percent=10.0))
-        convert(
-            str(source),
-            mlx_path=str(partial),
-            quantize=True,
-            q_bits=job.bits,
-            q_group_size=job.group_size or (_DEFAULT_GROUP_SIZE if job.recipe else None),
-            q_mode=job.mode,
-            quant_predicate=job.recipe or None,
-        )
+        try:
+            convert(
+                str(source),
+                mlx_path=str(partial),
+                quantize=True,
+                q_bits=job.bits,
+                q_group_size=job.group_size or (_DEFAULT_GROUP_SIZE if job.recipe else None),
+                q_mode=job.mode,
+                quant_predicate=job.recipe or None,
+            )
+        except ValueError as error:
+            raise UnsupportedError(f"model: cannot be quantised: {error}") from error
         keep_files(source, partial)
         _require_quantised(partial)
         metrics["bytes_source"] = files_bytes(source)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -309,8 +310,16 @@ async def test_a_job_ends_with_the_server(tmp_path, dataset):
     assert child_jobs() == []
 
 
-async def test_what_cannot_be_quantised_or_trained_fails_in_plain_words(tmp_path, dataset):
+async def test_what_cannot_be_quantised_or_trained_fails_in_plain_words(tmp_path, dataset, caplog):
+    other = shutil.copytree(MODEL_DIR, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps({**config, "model_type": "odd"}))
     async with served() as backend:
+        fields = {"model": str(other), "output_dir": str(tmp_path)}
+        odd = (await quantise(backend, **fields, extra_options={"group_sise": "32"}))[-1]
+        assert odd.status == "failed"
+        assert odd.message == "model: cannot be quantised: Model type odd not supported."
+        assert "extra_options['group_sise'] is ignored; known are check, group_size" in caplog.text
         missing = await quantise(backend, model="nothing-here", output_dir=str(tmp_path))
         assert missing[-1].status == "failed"
         assert "nothing-here" in missing[-1].message

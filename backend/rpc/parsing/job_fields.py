@@ -1,5 +1,6 @@
 """Requests for long jobs -> jobs, parsed once, strictly; gaps get the host's defaults."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,13 +30,16 @@ _CHECK, _GROUP_SIZE = "check", "group_size"
 _MASK_PROMPT, _MAX_TOKENS = "mask_prompt", "max_seq_length"
 _WARMUP, _WEIGHT_DECAY = "warmup_steps", "weight_decay"
 _MAX_DIGITS = 9
+_MAX_TOLD = 8
+
+log = logging.getLogger(__name__)
 
 
 def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantization:
     """Return the requested quantisation."""
     model = required_path("model", request.model)
     kind = request.quantization_type.strip().lower() or "q4"
-    extra = request.extra_options
+    extra = _extra_options(request, _CHECK, _GROUP_SIZE)
     return Quantization(
         model=model,
         models_dir=models_dir,
@@ -58,7 +62,7 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
     if request.dataset_split not in ("", "train"):
         problem = f"{request.dataset_split!r}: only the split 'train' of a dataset is trained on"
         raise InvalidRequestError("dataset_split", problem)
-    extra = request.extra_options
+    extra = _extra_options(request, _MASK_PROMPT, _MAX_TOKENS, _WARMUP, _WEIGHT_DECAY)
     learning_rate = require_range("learning_rate", request.learning_rate, Range(0, 1))
     return FineTuning(
         model=required_path("model", request.model),
@@ -106,6 +110,16 @@ def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
 def job_id(text: str) -> str:
     """Return a job's id; if it is empty, the backend chooses one."""
     return require_printable("job_id", text, MAX_REQUEST_ID_CHARS)
+
+
+def _extra_options(
+    request: pb.QuantizationRequest | pb.FineTuneRequest, *known: str
+) -> Mapping[str, str]:
+    """Return the extra options; the log names those that mean nothing here, not their values."""
+    extra = request.extra_options
+    for name in sorted(extra.keys() - {*known})[:_MAX_TOLD]:
+        log.warning("extra_options[%r] is ignored; known are %s", name[:32], ", ".join(known))
+    return extra
 
 
 def _bits(kind: str) -> int | None:
