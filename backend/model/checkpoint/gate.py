@@ -389,6 +389,8 @@ def template_source(option: str, models_dir: Path | None) -> str:
 
 # The server would be busy with a longer template for most of a second.
 _MAX_TRIED_CHARS = 2**17
+# Transformers alone knows it.
+_SPAN_TAG = re.compile(r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}")
 
 
 def _require_template(source: str) -> None:
@@ -400,10 +402,8 @@ def _require_template(source: str) -> None:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import SandboxedEnvironment
 
-    tags = re.compile(r"{%([-+]?)\s*(?:end)?generation\s*([-+]?)%}")
     try:
-        # Transformers alone knows this tag, which only marks a span.
-        SandboxedEnvironment(extensions=[loopcontrols]).parse(tags.sub("", source))
+        SandboxedEnvironment(extensions=[loopcontrols]).parse(_SPAN_TAG.sub("", source))
     except TemplateSyntaxError as error:
         problem = f"line {error.lineno} of the template: {error.message}"
         raise LoadError(problem, field="chat_template") from None

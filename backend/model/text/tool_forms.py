@@ -115,6 +115,7 @@ _QUESTIONS: tuple[Sequence[Turn], ...] = (
     to_turns([Message(role="user", content="?")], CallStyle()),
     to_turns([Message(role="system"), Message(role="user", content="?")], CallStyle()),
 )
+_NOTE = "noted_here"
 _EXAMPLE: Schema = {
     "type": "function",
     "function": {
@@ -122,7 +123,7 @@ _EXAMPLE: Schema = {
         "description": "purpose",
         "parameters": {
             "type": "object",
-            "properties": {"detail": {"type": "string", "description": "noted_here"}},
+            "properties": {"detail": {"type": "string", "description": _NOTE}},
         },
     },
 }
@@ -247,7 +248,7 @@ class _View:
             for part, words in _words_by_part(_EXAMPLE).items()
             if all(word in (text or "") for word in words)
         )
-        if "noted_here" not in (text or ""):
+        if _NOTE not in (text or ""):
             self._shown -= {"choices"}
 
     def wanted(self, tool: Schema) -> frozenset[str]:

@@ -152,6 +152,14 @@ def template(name):
     return ChatTemplate(make_jinja_renderer(tokenizer), text)
 
 
+def template_with_tools(name):
+    """Return a template that shows tools; of others there is nothing to test."""
+    found = template(name)
+    if not found.supports_tools:
+        pytest.skip("it shows no tools")
+    return found
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_the_format_is_found_without_a_vocabulary(name):
     found = template(name)
@@ -178,9 +186,7 @@ def test_a_question_is_rendered(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.one_in(3)
 def test_odd_tools_are_shown(name):
-    found = template(name)
-    if not found.supports_tools:
-        pytest.skip("it shows no tools")
+    found = template_with_tools(name)
     for odd in ODD_TOOLS.values():
         text = found.render([QUESTION], [Tool(name=NAME, schema=odd)], {})
         parts = [part for part in (NAME, PURPOSE, "odd_one") if part in json.dumps(odd)]
@@ -206,9 +212,7 @@ PARTS = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.one_in(3)
 def test_names_and_values_inside_a_property_are_shown(name):
-    found = template(name)
-    if not found.supports_tools:
-        pytest.skip("it shows no tools")
+    found = template_with_tools(name)
     for part in PARTS:
         odd = with_property(part)
         odd["function"]["parameters"]["$defs"] = {"Address": ADDRESS}
@@ -218,9 +222,7 @@ def test_names_and_values_inside_a_property_are_shown(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.one_in(3)
 def test_the_form_of_a_tool_depends_on_no_other(name):
-    found = template(name)
-    if not found.supports_tools:
-        pytest.skip("it shows no tools")
+    found = template_with_tools(name)
     tools = list(ODD_TOOLS.values())
     forms = ToolForms(found.renderer).fitted(tools)
     assert ToolForms(found.renderer).fitted(tools[::-1]) == forms[::-1]
@@ -229,9 +231,7 @@ def test_the_form_of_a_tool_depends_on_no_other(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ordinary_tool_is_rendered_as_it_is(name):
-    found = template(name)
-    if not found.supports_tools:
-        pytest.skip("it shows no tools")
+    found = template_with_tools(name)
     tools = [Tool(name=NAME, schema=WELL_FORMED)]
     schemas = [tool.schema for tool in tools]
     turns = to_turns([QUESTION], CallStyle())
@@ -450,9 +450,7 @@ ODD_TEXTS = ("  a\n", "5", "null", '{"a": 1}', "</x> <b>", "it's", '"quoted"', "
 
 @pytest.mark.parametrize("name", [name for name in FOUND if name not in UNWRITTEN])
 def test_a_call_that_it_writes_is_read_back_whatever_its_name_and_text(name):
-    found = template(name)
-    if not found.supports_tools:
-        pytest.skip("it shows no tools")
+    found = template_with_tools(name)
     evidence = FormatEvidence((), found.text, written_call=found.written_call)
     form = detect(evidence)
     if spelling := spelling_of(form.tools, evidence.has):
