@@ -317,7 +317,8 @@ def _call_pattern(
     first = [Piece(f"{maybe(fixed(text)).whole}+", fixed(text).begun) for text in before]
     if is_script:
         first.insert(0, ASSIGNMENT)
-    return Pattern((*first, any_of(r"[\w./:-]", group="name"), fixed(bracket)))
+    is_name = Piece(r"(?=\w)", "")
+    return Pattern((*first, is_name, any_of(r"[\w./:-]", group="name"), fixed(bracket)))
 
 
 @lru_cache

@@ -29,6 +29,7 @@ from backend.output.readers.patterns import (
 )
 from backend.output.readers.reader import NotACallError, ReaderContext, ReaderOutput, SteppingReader
 from backend.output.readers.typed_values import (
+    UNKNOWN,
     ParameterTypes,
     json_string,
 )
@@ -344,7 +345,10 @@ class LiteralCallReader(SteppingReader):
         if self._buffer[position] == ",":
             follows = self._next_call_at(after_space(self._buffer, position + 1))
             return position + 1 if follows >= 0 else follows
-        return self._next_call_at(position) if self._dialect.block_end else REFUTED
+        if self._dialect.block_end:
+            return self._next_call_at(position)
+        # The comma is missing.
+        return min(self._call_at(position).end, position)
 
     def _next_call_at(self, position: int) -> int:
         """Match a call of any name, or the end of the block."""
@@ -366,7 +370,7 @@ class LiteralCallReader(SteppingReader):
         if position < 0:
             return position
         if self._buffer[position] in _CALL_ENDS:
-            return self._end_of_call_at(position + 1)
+            return self._unless_in_program(self._end_of_call_at(position + 1))
         if self._buffer[position] == ",":
             return self._argument_at(position + 1)
         return either(self._sibling_at(position).end, self._block_end_at(position))
@@ -420,5 +424,72 @@ class LiteralCallReader(SteppingReader):
         if self._buffer[position] in _CALL_ENDS:
             return self._end_of_call_at(position + 1)
         key = self._key_at(position)
-        is_positional = self._is_positional and _POSITIONAL.match(self._buffer, position)
-        return position if key.end == REFUTED and is_positional else key.end
+        if key.end == REFUTED and self._is_positional:
+            return position if _POSITIONAL.match(self._buffer, position) else REFUTED
+        if key.end < 0 or not self._types.names or self._is_due(key.name):
+            return key.end
+        return self._unless_in_program(self._arguments_end_at(key.end))
+
+    def _is_due(self, key: str) -> bool:
+        """Tell whether an argument is declared and not yet given."""
+        is_given = key == self._unsent_key or json_string(key) in self._keys
+        return key in self._types.names and not is_given
+
+    def _arguments_end_at(self, position: int) -> int:
+        """Match the rest of a call from a value on, whose key may as well be text of a string.
+
+        Only a call that is whole has arguments that no schema declares: `'f('a', end='')\n'` is
+        one string.
+        """
+        limit = position + MAX_QUOTED_CHARS
+        while 0 <= position < limit:
+            end = self._value_end_at(position)
+            if end >= 0 and self._buffer[end] == ",":
+                end = after_space(self._buffer, end + 1)
+                position = self._value_start_at(end) if end >= 0 else end
+            if end < 0:
+                return end
+            if self._buffer[end] in _CALL_ENDS:
+                return self._end_of_call_at(end + 1)
+            if position <= end:
+                return position if position < 0 else self._block_end_at(end)
+        return position
+
+    def _unless_in_program(self, end: int) -> int:
+        """Return the end of a call, unless the text goes on as a program that a string holds.
+
+        It does if a call of no tool follows that is not whole, as `')\nprint('x')'`.
+        """
+        start = after_space(self._buffer, end) if end >= 0 else REFUTED
+        call = self._any_call_at(self._buffer, start) if start >= 0 else NO_MATCH
+        if call.end < 0 or self._context.calls.is_offered(call.name):
+            return end
+        begin = after_space(self._buffer, call.end)
+        if begin >= 0 and self._buffer[begin] in _CALL_ENDS:
+            whole = self._end_of_call_at(begin + 1)
+        else:
+            whole = self._arguments_end_at(self._value_start_at(begin)) if begin >= 0 else begin
+        return end if whole >= 0 else whole
+
+    def _value_start_at(self, position: int) -> int:
+        """Match the key before a value, or nothing before one without a key."""
+        key = self._key_at(position)
+        is_positional = key.end == REFUTED and _POSITIONAL.match(self._buffer, position)
+        return position if is_positional else key.end
+
+    def _value_end_at(self, position: int) -> int:
+        """Match a value that a comma or a bracket follows; return their position."""
+        ends = tuple(f",{''.join(_CALL_ENDS)}")
+
+        def follows(position: int) -> int:
+            position = after_space(self._buffer, position)
+            return REFUTED if position >= 0 and self._buffer[position] not in ends else position
+
+        over_at = self._block_end_at
+        value = LiteralValue(self._dialect.syntax, UNKNOWN, follows, lambda _: REFUTED, over_at)
+        try:
+            while position >= 0 and not value.is_complete:
+                _, position = value.read_from(self._buffer, position)
+        except NotACallError:
+            return REFUTED
+        return after_space(self._buffer, position) if position >= 0 else position

@@ -81,7 +81,7 @@ _PREFIX = re.compile(r"""(?:[rR][bBfF]?|[bBfF][rR]?|[uU])(?=["'])""")
 _LITERAL = r"""[rRbBfFuU]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
 _CONCATENATED = re.compile(rf"\s+(?P<next>{_LITERAL})(?:\s+{_LITERAL})*\s*[,)\]}}]")
 _BEGUN_CONCATENATION = re.compile(
-    rf"""\s*(?:(?<=\s){_LITERAL}\s*)*(?:[rRbBfFuU]{{0,2}}(?:"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)*)?\\?)?"""
+    rf"""(?:\s+{_LITERAL})*(?:\s+(?:[rRbBfFuU]{{0,2}}(?:"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)*)?\\?)?)?"""
 )
 _JSON_BRACKETS = {"{": "{", "}": "}", "[": "[", "]": "]", "(": "[", ")": "]"}
 
