@@ -206,6 +206,25 @@ def test_a_call_that_a_text_only_begins_costs_nothing_after_it(name):
     assert played(spec, text.replace("milk", value)) == (content, "", calls, finish)
 
 
+# Up to the value, a number.
+TAGS = r'<[^<>{]*[">=|]pri\b[^\d{(]*[>|]'
+MENTIONING = [name for name, reply in FORMATS.items() if re.search(rf"milk\D*{TAGS}", reply.one)]
+
+
+@pytest.mark.parametrize("name", MENTIONING)
+@pytest.mark.parametrize("around", ["First {} then", "a\n{}\nb", '"{}"'])
+def test_a_text_may_mention_the_tags_of_a_later_argument(name, around):
+    spec, text = spec_of(name), FORMATS[name].one
+    tags = re.search(TAGS, text)[0]
+    first = tags[: tags.index(">", tags.index("pri")) + 1]
+    for mention in (first, tags, f"{tags}x</parameter>", f"{tags}x</arg_value>"):
+        value = around.format(mention)
+        content, _, calls, finish = played(spec, [text.replace("milk", value)])
+        assert [json.loads(arguments) for _, arguments in calls] == [{"text": value, "pri": 2}]
+        assert (content, finish) == ("", FinishReason.TOOL_CALLS)
+        assert played(spec, text.replace("milk", value)) == (content, "", calls, finish)
+
+
 DRIFTS = {
     "a comment": (r'(: "milk")', r"\1 /* all */"),
     "a comment to the end of the line": (r'("milk"), ("pri")', r"\1, // all\n\2"),

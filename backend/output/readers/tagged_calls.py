@@ -105,6 +105,7 @@ class TaggedDialect:
 
 
 _MAX_STRAYS = 3
+_MAX_MENTION_CHARS = 4096
 _NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
 
 
@@ -601,9 +602,27 @@ class TaggedReader(_TagLookahead):
 
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
         parameter = self._marked_at(position) if is_bare else self._parameter_at(position)
-        is_sure = self._types.is_declared(parameter.name) and parameter.name not in self._given
-        is_next = is_sure or not is_bare
-        return parameter.end if parameter.end < 0 or is_next else REFUTED
+        if parameter.end < 0 or not is_bare:
+            return parameter.end
+        is_due = self._types.is_declared(parameter.name) and parameter.name not in self._given
+        return self._unless_mentioned(position, parameter) if is_due else REFUTED
+
+    def _unless_mentioned(self, position: int, parameter: Match) -> int:
+        """Return the end of a parameter's tags that no end of a value precedes, unless text may
+        mention them: without the tag of a value within a line, or if the call has them again.
+        """
+        tags, value_begin = self._buffer[position : parameter.end], self._dialect.value_begin
+        is_whole = tags.rstrip().endswith(value_begin)
+        if not (is_whole or self._buffer.startswith("\n", position - 1)):
+            return REFUTED
+        after_name = tags.find(parameter.name) + len(parameter.name)
+        limit = position + _MAX_MENTION_CHARS
+        again = self._buffer.find(tags[: after_name + 1], parameter.end, limit)
+        over = self._buffer.find(self._dialect.call_ends[0], parameter.end, limit)
+        if again >= 0 and not 0 <= over < again:
+            return REFUTED
+        is_open = over < 0 and len(self._buffer) < limit
+        return UNDECIDED if is_open else parameter.end
 
     def _end_value(self, start: int, end: int, position: int = 0) -> None:
         piece = self._value.write(self._buffer[position:start])
