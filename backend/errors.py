@@ -22,6 +22,7 @@ BackendError
 ├── UnsupportedError                   the loaded model cannot do it
 ├── ShuttingDownError                  the process is shutting down
 ├── RequestCancelledError              ended by Free, by another load, or by the caller
+│   └── ModelReplacedError             by another load
 ├── RefusedMediumError                 the model's processor cannot take a medium
 ├── GenerationFailedError              the engine could not compute this request
 ├── EngineFailedError                  the engine failed as a whole
@@ -126,6 +127,10 @@ class ShuttingDownError(BackendError):
 
 class RequestCancelledError(BackendError):
     """The request was ended by Free, by another load or by its caller."""
+
+
+class ModelReplacedError(RequestCancelledError):
+    """Another load has ended the request; one without an answer yet begins anew."""
 
 
 class RefusedMediumError(BackendError):

@@ -32,6 +32,7 @@ from backend.errors import (
     LoadCancelledError,
     LoadError,
     ModelNotLoadedError,
+    ModelReplacedError,
     OverloadedError,
     RequestCancelledError,
     ShuttingDownError,
@@ -234,7 +235,7 @@ class Engine(Generic[HandleT]):
         Raises:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: The maximum of running and waiting requests is reached.
-            RequestCancelledError: Another model has replaced this one.
+            ModelReplacedError: Another model has replaced this one.
         """
         if request.request_id not in self.calls.preparing:
             self._refuse_when_closing()
@@ -263,7 +264,7 @@ class Engine(Generic[HandleT]):
         Raises:
             ModelNotLoadedError: Nothing is loaded.
             OverloadedError: The maximum of waiting calls is reached.
-            RequestCancelledError: Another model has replaced this one.
+            ModelReplacedError: Another model has replaced this one.
             UnsupportedError: This kind of model does not compute it.
         """
         self._refuse_when_closing()
@@ -305,7 +306,7 @@ class Engine(Generic[HandleT]):
     def _without_model(self) -> BackendError:
         """Return the error of a request whose model has gone."""
         if self.load_task is not None:
-            return RequestCancelledError("another model is being loaded")
+            return ModelReplacedError("another model is being loaded")
         return ModelNotLoadedError()
 
     def _limits(self, model: HandleT) -> SchedulingOptions:
@@ -314,7 +315,7 @@ class Engine(Generic[HandleT]):
             raise self._without_model()
         if model is not self._model:
             # Its tokens mean something else to the present model.
-            raise RequestCancelledError("another model was loaded while the request was prepared")
+            raise ModelReplacedError("another model was loaded while the request was prepared")
         return self._served.options.tuning.scheduling
 
     async def _load(self, options: ModelOptions) -> HandleT:
@@ -330,7 +331,7 @@ class Engine(Generic[HandleT]):
                 # It goes on serving until the tokenizer of the next one has been read.
                 await text
             self._model = None
-            await self._supervisor.end(RequestCancelledError("another model is being loaded"))
+            await self._supervisor.end(ModelReplacedError("another model is being loaded"))
             loaded = await self._load_beside(text, own, directory)
             whole = await loaded_model(own, loaded, await text, self._prepared)
             model = self._serve(whole, options)

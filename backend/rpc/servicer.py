@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
 from operator import attrgetter
@@ -30,7 +30,12 @@ from backend.core.step import (
     ToolCallDelta,
     Usage,
 )
-from backend.errors import BackendError, ModelNotLoadedError, WrongModelError
+from backend.errors import (
+    BackendError,
+    ModelNotLoadedError,
+    ModelReplacedError,
+    WrongModelError,
+)
 from backend.jobs.job import COMPLETED, FineTuning, JobBoard, Progress, Quantization
 from backend.jobs.scratch import list_checkpoints
 from backend.output.collect import Collector, Completion, to_json
@@ -279,6 +284,7 @@ IDS_PER_PIECE = 2**12
 log = logging.getLogger(__name__)
 
 Call = TypeVar("Call")
+Answer = TypeVar("Answer")
 
 
 class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
@@ -321,7 +327,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         """Answer with the fold of the stream."""
         collector = Collector()
         with ruling_named(request):
-            async with aclosing(await self._increments(request)) as increments:
+            async with aclosing(self._increments(request)) as increments:
                 async for increment in increments:
                     collector.add(increment)
         reply = completion_reply(collector.completion)
@@ -331,7 +337,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
         """Send a reply for each increment that is not empty."""
         answerless = AnswerlessReply(request.Tokens)
         with ruling_named(request):
-            async with aclosing(await self._increments(request)) as increments:
+            async with aclosing(self._increments(request)) as increments:
                 async for increment in increments:
                     is_last = increment.finish is not None
                     reply = increment_reply(increment)
@@ -374,27 +380,34 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
         """Answer with the vector of a text, or of each of its tokens."""
         call = await _parsed(partial(embedding_call, request))
-        return embedding_result(await embed(call, await self._model(request), self._engine))
+        found = await self._computed(request, lambda model: embed(call, model, self._engine))
+        return embedding_result(found)
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse | bytes:
         """Answer with the log-probabilities of candidates."""
-        call, model = await _parsed(partial(score_call, request)), await self._model(request)
-        if call.question_type or model.card.kind is ModelKind.DECIDER:
-            return decision_response(await decide(call, model, self._engine), request)
-        pieces = score_pieces(await score(call, model, self._engine), request)
-        return b"".join(await worker_pool.run_in_turns(pieces, size_bytes=0))
+        call = await _parsed(partial(score_call, request))
+
+        async def answer(model: ServedModel) -> pb.ScoreResponse | bytes:
+            if call.question_type or model.card.kind is ModelKind.DECIDER:
+                return decision_response(await decide(call, model, self._engine), request)
+            pieces = score_pieces(await score(call, model, self._engine), request)
+            return b"".join(await worker_pool.run_in_turns(pieces, size_bytes=0))
+
+        return await self._computed(request, answer)
 
     async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
         """Answer with documents sorted by relevance."""
         call = await _parsed(partial(rerank_call, request))
-        return rerank_result(await rerank(call, await self._model(request), self._engine))
+        found = await self._computed(request, lambda model: rerank(call, model, self._engine))
+        return rerank_result(found)
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         """Answer with the entities of a text."""
         call = await _parsed(partial(classify_call, request))
-        return classify_response(await classify(call, await self._model(request), self._engine))
+        found = await self._computed(request, lambda model: classify(call, model, self._engine))
+        return classify_response(found)
 
     async def AudioTranscription(
         self, request: pb.TranscriptRequest, _context: Context
@@ -447,9 +460,34 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             raise WrongModelError(problem)
         return model
 
+    async def _computed(
+        self, request: Message, answer: Callable[[ServedModel], Awaitable[Answer]]
+    ) -> Answer:
+        """Return the answer of the loaded model, or of the one that replaces it meanwhile."""
+        while True:
+            model = await self._model(request)
+            try:
+                return await answer(model)
+            except ModelReplacedError:
+                log.info("the request of a replaced model is computed by the next one")
+
     async def _increments(self, request: pb.PredictOptions) -> AsyncGenerator[Increment, None]:
-        model = await self._model(request)
-        return generate(await self._call(request, model), model, self._engine)
+        """Yield a reply of the loaded model; one that another load ends before it begins, anew."""
+        has_begun = False
+        while True:
+            model = await self._model(request)
+            try:
+                call = await self._call(request, model)
+                async with aclosing(generate(call, model, self._engine)) as increments:
+                    async for increment in increments:
+                        has_begun = True
+                        yield increment
+            except ModelReplacedError:
+                if has_begun:
+                    raise
+                log.info("request %s waits for the model that replaces its own", call.request_id)
+            else:
+                return
 
     async def _call(
         self,

@@ -438,7 +438,7 @@ class LiteralCallReader(SteppingReader):
     def _arguments_end_at(self, position: int) -> int:
         """Match the rest of a call from a value on, whose key may as well be text of a string.
 
-        Only a call that is whole has arguments that no schema declares: `'f('a', end='')\n'` is
+        Only a call that is whole has arguments that no schema declares: `'f('a', end='') + b'` is
         one string.
         """
         limit = position + MAX_QUOTED_CHARS
@@ -458,7 +458,7 @@ class LiteralCallReader(SteppingReader):
     def _unless_in_program(self, end: int) -> int:
         """Return the end of a call, unless the text goes on as a program that a string holds.
 
-        It does if a call of no tool follows that is not whole, as `')\nprint('x')'`.
+        It does if a call of no tool follows that is not whole, as `'a') print('b')'`.
         """
         start = after_space(self._buffer, end) if end >= 0 else REFUTED
         call = self._any_call_at(self._buffer, start) if start >= 0 else NO_MATCH

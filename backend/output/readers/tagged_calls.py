@@ -608,8 +608,9 @@ class TaggedReader(_TagLookahead):
         return self._unless_mentioned(position, parameter) if is_due else REFUTED
 
     def _unless_mentioned(self, position: int, parameter: Match) -> int:
-        """Return the end of a parameter's tags that no end of a value precedes, unless text may
-        mention them: without the tag of a value within a line, or if the call has them again.
+        """Return the end of a parameter's tags before which a value lacks its end.
+
+        Text may mention them: without the tag of a value within a line, or if they come again.
         """
         tags, value_begin = self._buffer[position : parameter.end], self._dialect.value_begin
         is_whole = tags.rstrip().endswith(value_begin)
