@@ -66,7 +66,7 @@ try_commands() {
             .venv/bin/mlx-grpc-backend status --once --addr 127.0.0.1:50977 >/dev/null 2>&1 && break
             sleep 1
         done
-        echo "What is the weather in Oslo?" | .venv/bin/mlx-grpc-backend chat --addr 127.0.0.1:50977 --model "$PWD/backend/demo/model" --weather
+        echo "What is the weather in Oslo?" | .venv/bin/mlx-grpc-backend chat --addr 127.0.0.1:50977 --model "$PWD/backend/demo/model" --weather --temperature 0
         .venv/bin/mlx-grpc-backend status --once --addr 127.0.0.1:50977
         .venv/bin/mlx-grpc-backend cache --addr 127.0.0.1:50977
         .venv/bin/python -c "import urllib.request as r; print(len(r.urlopen(\"http://127.0.0.1:50978/\").read()), \"bytes of the page\")"

@@ -19,4 +19,4 @@ command="$work/a venv/bin/mlx-grpc-backend"
 "$command" --version
 "$command" serve --help >/dev/null
 "$command" demo
-echo "What is the weather in Oslo?" | "$command" chat demo --weather
+echo "What is the weather in Oslo?" | "$command" chat demo --weather --temperature 0

@@ -224,7 +224,9 @@ def test_a_model_that_no_backend_has_gets_one_of_its_own(scripted, script, monke
 
 @pytest.mark.mlx
 def test_chat_with_the_embedded_model_needs_no_running_backend():
-    result = CliRunner().invoke(main, ["chat", "demo", "--weather"], input="weather in Oslo?\n")
+    result = CliRunner().invoke(
+        main, ["chat", "demo", "--weather", "--temperature", "0"], input="weather in Oslo?\n"
+    )
     assert result.exit_code == 0, result.stderr
     assert re.search(r"demo at 127\.0\.0\.1:\d+\n", result.output)
     assert 'get_weather({"city": "Oslo"})' in result.output
