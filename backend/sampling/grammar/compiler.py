@@ -242,6 +242,13 @@ def _start_deep(work: Callable[[], None]) -> None:
             threading.stack_size(usual)
 
 
+# In place of reasons that tell how llguidance works.
+_WORDS = {
+    "Regex is empty": "no text meets its pattern, format and lengths at once",
+    "Failed to generate regex for float range": "its bounds are too large or too small",
+}
+
+
 def _reason(error: str) -> str:
     """Return the part of an llguidance error that is useful to callers."""
     lines = error.splitlines()
@@ -252,7 +259,8 @@ def _reason(error: str) -> str:
         return "no text can complete it"
     if "oneOf constraints" in reason:
         return "schemas of 'oneOf' may overlap: 'anyOf' allows that"
-    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", reason)[:300]
+    reason = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?(error: )?", "", reason)
+    return next((words for part, words in _WORDS.items() if part in reason), reason[:300])
 
 
 # The limit is in processor time, and this many times as much may pass on a busy machine.

@@ -16,7 +16,7 @@ from backend.formats.format import ToolFormat
 from backend.formats.registry import tool_format
 from backend.sampling.grammar.compiler import Checker
 from backend.sampling.grammar.gbnf import gbnf_to_lark
-from backend.sampling.grammar.schema import schema_to_lark
+from backend.sampling.grammar.schema import placed, require_texts, schema_to_lark
 from backend.sampling.grammar.tool_calls import HeldTools
 from backend.sampling.grammar.tool_parameters import CallRule, Parameters, PerSchema
 from backend.sampling.grammar.vocabulary import Vocabulary
@@ -102,9 +102,11 @@ def translated(text: str, vocabulary: Vocabulary) -> LarkGrammar:
     """
     if len(text.encode()) > MAX_GRAMMAR_BYTES:
         raise GrammarError(f"is larger than {MAX_GRAMMAR_BYTES // 1024} KiB")
-    if text.lstrip().startswith("{") or text.strip() in _BOOLEANS:
-        return schema_to_lark(text)
-    return gbnf_to_lark(text, vocabulary)
+    return schema_to_lark(text) if _is_schema(text) else gbnf_to_lark(text, vocabulary)
+
+
+def _is_schema(text: str) -> bool:
+    return text.lstrip().startswith("{") or text.strip() in _BOOLEANS
 
 
 class Composer:
@@ -151,7 +153,14 @@ class Composer:
             except GrammarError as error:
                 # If the answer's grammar is at fault, it says so below.
                 self.objection = str(error)
-        return self._tried(self._with_thought(answer, rule, is_answer=True))
+        try:
+            if _is_schema(rule.text):
+                require_texts(rule.text, self._checker.check)
+            return self._tried(self._with_thought(answer, rule, is_answer=True))
+        except GrammarError as error:
+            if not _is_schema(rule.text) or error.problem.startswith("#"):
+                raise
+            raise placed(rule.text, error, self._checker.check) from error
 
     def _required(self, rule: ReplyRule) -> LarkGrammar | None:
         return self._calls(rule, _only(rule), lambda calls: self._with_thought(calls, rule))

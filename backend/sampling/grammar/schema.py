@@ -6,10 +6,11 @@ their authors expect them to have an effect.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
+from itertools import islice
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -47,8 +48,10 @@ IMPLIED_TYPES: Mapping[str, frozenset[str]] = {
 _RESTRICTING = words("type").union(_GIVEN, COMBINATIONS, _ONE, _LIST, *IMPLIED_TYPES.values())
 _TEXTS = words("title description default examples example deprecated $comment")
 ANNOTATIONS = _TEXTS | words(
-    "$schema $id id $anchor readOnly writeOnly contentMediaType contentEncoding"
+    "$schema $id id $anchor readOnly writeOnly contentMediaType contentEncoding "
+    "propertyOrdering markdownDescription enumDescriptions errorMessage externalDocs xml"
 )
+_IDS = words("$id id")
 _KEYWORDS = _RESTRICTING | _DEFINITIONS | ANNOTATIONS
 _EXTENSION = "x-"
 # Its settings would loosen the checks.
@@ -210,8 +213,6 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
         is_extension = keyword.startswith(_EXTENSION) and keyword != _SETTINGS
         if keyword not in _KEYWORDS and not is_extension:
             raise GrammarError(f"{pointer}: the keyword {keyword!r} is not supported")
-        if keyword in {"$id", "id"} and pointer != "#":
-            raise GrammarError(f"{pointer}: {keyword!r} is only supported at the root")
     known = fields.get("format", "uuid")
     if not isinstance(known, str) or known not in FORMATS.keys() | NUMBER_FORMATS:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")
@@ -335,10 +336,15 @@ def require_bounded(tree: _SchemaTree) -> None:
         raise GrammarError("the values of 'multipleOf' are too large")
 
 
+def _combined(tree: _SchemaTree) -> list[Mapping[str, Any]]:
+    """Return the subschemas that may apply to one value together with others."""
+    combining = [pointer for pointer, fields in tree.schemas.items() if _combines(fields)]
+    return [tree.schemas[pointer] for pointer in reachable(combining, tree.edges)]
+
+
 def _require_cheap_combinations(tree: _SchemaTree) -> None:
     """Limit the conditions that may apply to one value."""
-    combining = [pointer for pointer, fields in tree.schemas.items() if _combines(fields)]
-    combined = [tree.schemas[pointer] for pointer in reachable(combining, tree.edges)]
+    combined = _combined(tree)
     patterns = {str(fields["pattern"]) for fields in combined if "pattern" in fields}
     if len(patterns) > MAX_COMBINED_PATTERNS:
         raise GrammarError(f"more than {MAX_COMBINED_PATTERNS} patterns are combined")
@@ -375,6 +381,7 @@ _LARGEST = 10**15 - 1
 _LARGEST_INTEGER = 10**18
 _FINEST = 1e-9
 _NUMERIC = frozenset({"integer", "number"})
+_BOUNDS = words("minimum maximum exclusiveMinimum exclusiveMaximum")
 _KEYS = _NAMED | {"additionalProperties"}
 _DEFS = "$defs"
 _ANY = "x-any-value"
@@ -393,12 +400,12 @@ def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
     return tight.with_any_value(tight.whole(schema))
 
 
-def _with_short_numbers(schema: Schema) -> Schema:
-    """Return a schema whose parts that allow any value allow no endless numbers.
+def _with_short_numbers(schema: Schema, tree: _SchemaTree) -> Schema:
+    """Return a schema whose integers, numbers with bounds and values of any type are not endless.
 
-    Parts that say what they allow are left as they are, and so are combinations of schemas.
+    Combinations of schemas are left as they are.
     """
-    opening = _Opening(())
+    opening = _Opening(_combined(tree))
     return opening.with_any_value(opening.part(schema))
 
 
@@ -442,7 +449,9 @@ def _usual(root: Schema) -> Schema:
         return _with_parts(in_usual_keywords(schema, find), part)
 
     def part(schema: Schema) -> AnySchema:
-        return not is_never(schema) and usual(schema)
+        # References begin at the root, whatever a part is called.
+        unnamed = {key: value for key, value in schema.items() if key not in _IDS}
+        return not is_never(schema) and usual(unnamed)
 
     return usual(root)
 
@@ -515,7 +524,15 @@ class _Tightening:
 
 
 class _Opening(_Tightening):
-    """Copies a schema while it spells out where any value is allowed."""
+    """Copies a schema while it bounds numbers, and spells out where any value is allowed."""
+
+    def __init__(self, combined: Sequence[Schema]) -> None:
+        """Begin with the parts that are combined with others, which stay as they are.
+
+        llguidance cannot combine the definition of any value, which holds itself, with itself.
+        """
+        super().__init__(())
+        self._combined = frozenset(map(id, combined))
 
     def schema(self, schema: AnySchema) -> AnySchema:
         if isinstance(schema, bool):
@@ -523,6 +540,8 @@ class _Opening(_Tightening):
         return self.part(schema)
 
     def part(self, schema: Schema) -> Schema:
+        if id(schema) in self._combined:
+            return _with_spelled_formats(schema)
         if not _RESTRICTING & schema.keys():
             return {**schema, **self._any_value()}
         return self.whole(schema)
@@ -532,15 +551,26 @@ class _Opening(_Tightening):
         copy, names = with_spelled_format(copy), type_names(schema)
         if (_GIVEN | COMBINATIONS) & copy.keys():
             return copy
-        bounds = (copy.get("minimum", 0), copy.get("maximum", 0))
-        if names & _NUMERIC == {"integer"} and all(isinstance(end, int | float) for end in bounds):
-            # Others are refused.
-            _bound(copy, is_fractional=False, largest=_LARGEST_INTEGER)
+        ends = [copy[keyword] for keyword in _BOUNDS & copy.keys()]
+        is_fractional = "number" in names
+        # A number without bounds may have an exponent, which llguidance has nowhere else.
+        if names & _NUMERIC and (ends or not is_fractional) and all(map(_is_usual_end, ends)):
+            largest = _LARGEST if is_fractional else _LARGEST_INTEGER
+            _bound(copy, is_fractional=is_fractional, largest=largest)
         if "array" in names and not {"items", "prefixItems"} & copy.keys():
             copy["items"] = self._any_value()
         if "object" in names:
             copy.setdefault("additionalProperties", self._any_value())
         return copy
+
+
+def _with_spelled_formats(schema: Schema) -> dict[str, Any]:
+    return with_spelled_format(_with_parts(schema, _with_spelled_formats))
+
+
+def _is_usual_end(value: object) -> bool:
+    """Return whether numbers with few decimals can be compared with a bound; others are refused."""
+    return isinstance(value, int | float) and (not value or abs(value) >= _FINEST)
 
 
 def _bound(tight: dict[str, Any], *, is_fractional: bool, largest: int = _LARGEST) -> None:
@@ -571,8 +601,54 @@ def schema_to_lark(text: str) -> LarkGrammar:
         GrammarError: The text is not a schema, or cannot be enforced.
     """
     schema = _usual(_parsed(text))
-    require_bounded(walk(schema))
-    return LarkGrammar(json_rule(_with_short_numbers(schema), SETTINGS))
+    tree = walk(schema)
+    require_bounded(tree)
+    return LarkGrammar(json_rule(_with_short_numbers(schema, tree), SETTINGS))
+
+
+# Each is tried, which takes milliseconds.
+_MAX_TRIED = 64
+_OF_TEXTS = (words("pattern"), words("format"), words("minLength maxLength"))
+
+
+def require_texts(text: str, check: Callable[[LarkGrammar], None]) -> None:
+    """Require that some text meets all conditions of each string: llguidance leaves out others.
+
+    Raises:
+        GrammarError: Conditions of a string contradict each other; the message says where.
+    """
+    schema = _usual(_parsed(text))
+    strings = (
+        (pointer, fields)
+        for pointer, fields in walk(schema).schemas.items()
+        if sum(bool(keywords & fields.keys()) for keywords in _OF_TEXTS) > 1
+    )
+    for pointer, fields in islice(strings, _MAX_TRIED):
+        alone = {key: value for key, value in fields.items() if key in IMPLIED_TYPES["string"]}
+        try:
+            check(
+                LarkGrammar(json_rule(with_spelled_format({**alone, "type": "string"}), SETTINGS))
+            )
+        except GrammarError as error:
+            raise GrammarError(f"{pointer}: {error.problem}") from error
+
+
+def placed(text: str, refusal: GrammarError, check: Callable[[LarkGrammar], None]) -> GrammarError:
+    """Return the refusal of a schema with its place: the innermost part that is refused alone."""
+    schema = _usual(_parsed(text))
+    tree = walk(schema)
+    shared = {keyword: schema[keyword] for keyword in _DEFINITIONS & schema.keys()}
+    place, seen, left = "#", {"#"}, list(tree.edges["#"])
+    while left and len(seen) < _MAX_TRIED:
+        part = left.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        try:
+            check(LarkGrammar(json_rule({**tree.schemas[part], **shared}, SETTINGS)))
+        except GrammarError as inner:
+            place, refusal, left = part, inner, list(tree.edges[part])
+    return GrammarError(f"{place}: {refusal.problem}")
 
 
 def json_rule(schema: Schema, settings: Mapping[str, object]) -> str:

@@ -494,9 +494,10 @@ class _Search:
         if self._is_over:
             return False
         is_inside = pointer.count("/") > len(("properties", "name"))
+        inside = {"type": "array", "items": part, "minItems": 1}
         alone = {
             "type": "object",
-            "properties": {"value": {"type": "array", "items": part} if is_inside else part},
+            "properties": {"value": inside if is_inside else part},
             "required": ["value"],
             "additionalProperties": False,
             "$defs": self._parameters.schema.get("$defs", {}),

@@ -247,6 +247,20 @@ def test_what_only_the_compiler_refuses_is_found_and_the_rest_of_the_tool_holds(
         assert not is_whole(grammar, call.format(arguments), model.vocabulary)
 
 
+@pytest.mark.parametrize("wrap", ["{}", "[{}]"])
+def test_conditions_that_no_text_meets_free_nothing_around_them(wrap):
+    model = MODELS["hermes_json"]
+    when = {"type": "string", "format": "date", "pattern": "^[0-9]{2}/[0-9]{2}$"}
+    required = {"required": ["when", "n"], "additionalProperties": False}
+    event = {"type": "object", "properties": {"when": when, "n": {"type": "integer"}}, **required}
+    part = event if wrap == "{}" else {"type": "array", "items": event}
+    grammar = model.grammar([tool("odd", around(part, required=["a"]))], ONE_CALL)
+    for value, is_allowed in {'{"when": "01/02", "n": 1}': True, '"A"': False, "{}": False}.items():
+        arguments = f'{{"a": {wrap.replace("{}", value)}}}'
+        call = f'<tool_call>\n{{"name": "odd", "arguments": {arguments}}}\n</tool_call>'
+        assert is_whole(grammar, call, model.vocabulary) == is_allowed
+
+
 LIMITED = {
     "texts": ({"enum": ["a", "abc", 7], "minLength": 2}, ['"abc"', "7"], ['"a"'], {}),
     "numbers": ({"enum": [1, 2.5, "1", True], "exclusiveMinimum": 1}, ["2.5", '"1"'], ["1"], {}),

@@ -4,7 +4,9 @@ from contextlib import suppress
 import pytest
 from grammar_driver import accepts, compile_text
 
+from backend.core.guide import ReplyRule
 from backend.errors import GrammarError, GrammarSyntaxError
+from backend.sampling.grammar.composition import Composer
 from backend.sampling.grammar.schema import schema_to_lark
 
 PERSON = {
@@ -590,7 +592,6 @@ def test_what_a_class_excludes_is_not_written_with_an_escape_either(pattern, for
         ({"$ref": "https://example.com/x"}, "#: \\$ref must point into the schema itself"),
         ({"$ref": "#anchor", "$anchor": "anchor"}, "#: \\$ref must point into the schema itself"),
         ({"$ref": 1}, "#: \\$ref must point into the schema itself"),
-        ({"items": {"$id": "x"}}, "#/items: '\\$id' is only supported at the root"),
         ({"type": "string", "pattern": "("}, "unclosed group"),
         ({"type": "string", "pattern": "^(?=a)b$"}, "look-around"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "backreferences"),
@@ -672,7 +673,72 @@ def test_parts_of_any_value_have_no_endless_numbers_either(compiler):
     assert accepts(compiled, f'{{"c":{digits}}}')
 
 
+def test_a_number_with_a_bound_is_not_endless(compiler):
+    schema = {"type": "number", "minimum": -90.5}
+    compiled = compile_text(compiler, json.dumps(schema))
+    for value, is_allowed in {"59.913900123": True, "5.3333333333": False, "1" * 16: False}.items():
+        assert accepts(compiled, value) == is_allowed
+
+
+COMBINED = {"a": {"properties": {"x": {}, "y": True}}, "b": {"properties": {"x": {}}}}
+COMBINATIONS = [
+    {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+    {"properties": {"n": {}}, "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]},
+    {"$ref": "#/$defs/a", "properties": {"x": {}}},
+    {"allOf": [{"anyOf": [{"$ref": "#/$defs/a"}]}, {"properties": {"x": {"type": "array"}}}]},
+]
+
+
+@pytest.mark.parametrize("schema", COMBINATIONS, ids=json.dumps)
+def test_definitions_with_any_value_can_be_combined(schema, compiler):
+    definitions = {name: {"type": "object", **fields} for name, fields in COMBINED.items()}
+    compiled = compile_text(compiler, json.dumps({**schema, "$defs": definitions}))
+    assert accepts(compiled, '{"x":[]}')
+
+
+def test_names_and_annotations_of_parts_restrict_nothing(compiler):
+    part = {"$id": "/schemas/unknown", "id": "x", "markdownDescription": "n", "type": "integer"}
+    order = {"propertyOrdering": ["n"], "errorMessage": {"type": "no"}}
+    schema = {"type": "object", **order, "properties": {"n": part, "id": {"$ref": "#/$defs/n"}}}
+    compiled = compile_text(compiler, json.dumps({**schema, "$defs": {"n": part}}))
+    assert accepts(compiled, '{"n":1,"id":2}')
+    assert not accepts(compiled, '{"id":"a"}')
+
+
 @pytest.mark.parametrize("text", ['{"maximum":' + "9" * 5000 + "}", '{"a":' * 100_000])
 def test_json_that_python_cannot_read_is_refused(text):
     with pytest.raises(GrammarError, match="cannot be read"):
         schema_to_lark(text)
+
+
+CONTRADICTION = {"type": "string", "format": "date", "pattern": "^\\d{2}/\\d{2}/\\d{4}$"}
+NO_TEXT = "no text meets its pattern, format and lengths at once"
+
+
+def object_of(required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "problem"),
+    [
+        (object_of(a=object_of(when=CONTRADICTION)), "#/properties/a/properties/when", NO_TEXT),
+        (object_of(["when"], when=CONTRADICTION), "#/properties/when", NO_TEXT),
+        (
+            object_of(a={"type": "array", "items": string(format="date", maxLength=5)}),
+            "#/properties/a/items",
+            NO_TEXT,
+        ),
+        (object_of(a=string(pattern="^(?=a)b$")), "#/properties/a", "look-around, including"),
+        (
+            {**object_of(q={"$ref": "#/$defs/x"}), "$defs": {"x": object_of(t={"type": "objct"})}},
+            "#/$defs/x/properties/t",
+            "Invalid type: objct",
+        ),
+        (string(pattern="("), "#", "unclosed group"),
+    ],
+)
+def test_a_refusal_names_the_innermost_part_that_is_at_fault(schema, place, problem, compiler):
+    with pytest.raises(GrammarError) as refusal:
+        Composer(compiler).composed(ReplyRule(text=json.dumps(schema)))
+    assert refusal.value.problem.startswith(f"{place}: {problem}")
