@@ -112,6 +112,7 @@ class Engine(Generic[HandleT]):
         self._loads = asyncio.Lock()
         # Each check parses files, and so takes the interpreter for moments.
         self._checks = asyncio.Lock()
+        self._waiting_loads = 0
         self._frees = 0
         self.load_task: asyncio.Task[HandleT] | None = None
         self._has_failed_load = False
@@ -123,6 +124,11 @@ class Engine(Generic[HandleT]):
     def model(self) -> HandleT | None:
         """The handle of the loaded model, or `None`."""
         return self._model
+
+    @property
+    def has_waiting_loads(self) -> bool:
+        """Whether a load will begin when the present one ends."""
+        return self._waiting_loads > 0
 
     @property
     def process_id(self) -> int | None:
@@ -155,7 +161,8 @@ class Engine(Generic[HandleT]):
 
         Loads run one after another. Loading the same model again changes nothing. A load that
         its files and options show to be impossible waits for no other, and leaves the previous
-        model serving; after a later failure the previous one is loaded again, if possible.
+        model serving; after a later failure, or when it is cancelled, the previous one is loaded
+        again, if possible.
 
         Raises:
             LoadError: The model could not be loaded; the message gives the reason.
@@ -165,7 +172,7 @@ class Engine(Generic[HandleT]):
             # In its turn it is checked again: its files may have changed.
             async with self._checks:
                 await in_own_thread(require_possible, options)
-        async with self._loads:
+        async with self._turn():
             self._refuse_when_closing()
             if frees != self._frees:
                 raise _load_was_ended()
@@ -183,11 +190,27 @@ class Engine(Generic[HandleT]):
                         await self._supervisor.end(RequestCancelledError("the load was cancelled"))
                     raise
                 raise _load_was_ended() from None
+            except BaseException:
+                self._has_failed_load = self._model is None
+                raise
             finally:
                 self.load_task = None
-                self._has_failed_load = self._model is None
+            self._has_failed_load = False
             self._set_fault("")
             return self._model.card
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Let other loads end first."""
+        self._waiting_loads += 1
+        try:
+            await self._loads.acquire()
+        finally:
+            self._waiting_loads -= 1
+        try:
+            yield
+        finally:
+            self._loads.release()
 
     async def loaded_model(self, timeout_s: float) -> HandleT | None:
         """Return the handle of the model; while one is being loaded, wait for it.
@@ -196,11 +219,12 @@ class Engine(Generic[HandleT]):
             ShuttingDownError: There is none, and the engine is closing.
         """
         deadline = time.monotonic() + timeout_s
-        while self._model is None and self.load_task is not None:
+        while self._model is None and (self.load_task is not None or self.has_waiting_loads):
             left_s = deadline - time.monotonic()
+            # Right after one load another begins.
+            loads = [self.load_task] if self.load_task is not None else []
             # The outcome is for the caller of the load, which notes it right after.
-            done, _ = await asyncio.wait([self.load_task], timeout=max(left_s, 0.0))
-            if not done:
+            if loads and not (await asyncio.wait(loads, timeout=max(left_s, 0.0)))[0]:
                 break
             await asyncio.sleep(0)
         if self._model is None:
@@ -323,7 +347,7 @@ class Engine(Generic[HandleT]):
         own = await self._with_draft(rooted(options))
         await in_own_thread(_require_loadable, own, directory)
         text = asyncio.create_task(in_own_thread(read_text_part, own, directory))
-        previous = self._served
+        previous, frees = self._served, self._frees
         try:
             if own.environment:
                 await self._supervisor.prepare_with(dict(own.environment))
@@ -337,12 +361,16 @@ class Engine(Generic[HandleT]):
             model = self._serve(whole, options)
         except BaseException as error:
             text.cancel()
-            if self._model is None:
-                await self._supervisor.end(RequestCancelledError("loading the model failed"))
-                if previous is not None and isinstance(error, _REFUSALS):
-                    twin = copy(error)
-                    twin.args = (f"{error}. {await self._come_back(previous)}",)
-                    raise twin from error
+            if self._model is not None:
+                raise
+            await self._supervisor.end(RequestCancelledError("loading the model failed"))
+            is_wanted = frees == self._frees and not (self._is_closing or self.has_waiting_loads)
+            if previous is not None and isinstance(error, _REFUSALS):
+                twin = copy(error)
+                twin.args = (f"{error}. {await self._come_back(previous)}",)
+                raise twin from error
+            if previous is not None and is_wanted and isinstance(error, asyncio.CancelledError):
+                await self._come_back(previous)
             raise
         self._served = _Served(model, options, own, directory)
         return model
@@ -371,7 +399,7 @@ class Engine(Generic[HandleT]):
     async def _come_back(self, previous: "_Served[HandleT]") -> str:
         """Load the previous model again, if possible, and return a sentence on what is loaded."""
         name = previous.model.card.name
-        log.warning("the load failed: loading %s again", name)
+        log.warning("the load has not succeeded: loading %s again", name)
         try:
             await self._supervisor.load(previous.own, previous.directory)
         except BackendError as failure:

@@ -299,6 +299,31 @@ async def test_a_load_whose_caller_leaves_can_be_repeated(tiny_models):
         assert backend.engine.model.card.model_type == "qwen3"
 
 
+async def test_a_load_whose_caller_leaves_costs_no_model(tiny_models):
+    async with served(tiny_models("llama")) as backend:
+        served_model = backend.engine.model
+        load = backend.stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("qwen3"))))
+        await until(lambda: backend.engine.model is None)
+        load.cancel()
+        assert (await backend.stub.Predict(raw())).tokens == 6
+        assert backend.engine.model is served_model
+        status = await backend.stub.Status(pb.HealthMessage())
+        assert status.state != pb.StatusResponse.ERROR
+
+
+async def test_a_request_waits_for_the_load_after_one_whose_caller_leaves(tiny_models):
+    async with served() as backend:
+        first = backend.stub.LoadModel(pb.ModelOptions(Model=str(tiny_models("qwen3"))))
+        await until(lambda: backend.engine.load_task is not None)
+        second = asyncio.create_task(backend.load(tiny_models("llama")))
+        await until(lambda: backend.engine.has_waiting_loads)
+        request = asyncio.ensure_future(backend.stub.Predict(raw()))
+        first.cancel()
+        assert (await request).tokens == 6
+        assert (await second).success
+        assert backend.engine.model.card.model_type == "llama"
+
+
 async def test_status_tells_the_state_and_the_memory(tiny_models):
     async with served() as backend:
         empty = await backend.stub.Status(pb.HealthMessage())

@@ -157,7 +157,7 @@ class EngineProcess(asyncio.Protocol):
                 self._transport.close()
             if self._loading is not None and not self._loading.done():
                 self._loading.cancel()
-        await self._exited(_REAP_TIMEOUT_S)
+            await self._exited(_REAP_TIMEOUT_S)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start sending."""
