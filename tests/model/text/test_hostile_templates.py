@@ -166,7 +166,9 @@ def test_dead_processes_are_no_second_try():
         assert template.render([QUESTION], [], {}) == "fine"
 
 
-def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did():
+@contextlib.contextmanager
+def killing(count):
+    """Kill so many processes as soon as they have started."""
     started = queue.SimpleQueue()
 
     class Mortal(TemplateProcess):
@@ -174,22 +176,41 @@ def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did
             super().__init__(niceness)
             started.put(self)
 
-    def kill_two():
-        for _ in range(2):
+    def kill():
+        for _ in range(count):
             started.get().process.kill()
 
+    killer = threading.Thread(target=kill)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("backend.model.text.isolated.template_pool.TemplateProcess", Mortal)
+        killer.start()
+        yield
+        killer.join()
+
+
+def test_a_process_that_is_killed_again_and_again_is_nothing_that_the_caller_did():
     with contextlib.closing(TemplateProcesses(1)) as processes:
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
         processes.close()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("backend.model.text.isolated.template_pool.TemplateProcess", Mortal)
-            killer = threading.Thread(target=kill_two)
-            killer.start()
-            with pytest.raises(HelperLostError, match="try again"):
-                template.render([QUESTION], [], {})
-            killer.join()
+        with killing(2), pytest.raises(HelperLostError, match="try again"):
+            template.render([QUESTION], [], {})
         assert status_code(HelperLostError("")) is grpc.StatusCode.UNAVAILABLE
         assert template.render([QUESTION], [], {}) == "fine"
+
+
+THINKING = "{{ enable_thinking }}"
+
+
+def test_an_examination_whose_processes_are_killed_is_made_again():
+    with contextlib.closing(TemplateProcesses(1)) as processes, killing(2):
+        template = IsolatedTemplate(JinjaSource(THINKING, THINKING, "{}"), processes=processes)
+    assert template.supports_thinking
+
+
+def test_a_template_that_could_not_be_examined_is_not_taken_for_one_without_abilities():
+    lost = pytest.raises(HelperLostError, match="try again")
+    with contextlib.closing(TemplateProcesses(1)) as processes, killing(4), lost:
+        IsolatedTemplate(JinjaSource(THINKING, THINKING, "{}"), processes=processes)
 
 
 @pytest.mark.parametrize("answers", [0, 1, 2])

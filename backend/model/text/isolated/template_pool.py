@@ -45,6 +45,8 @@ from common.rpc import require_caller
 
 _KILLED = "the process that renders chat templates was killed twice, or none can start: try again"
 _ENDED = "the chat template ended its process: it takes too much memory, or time"
+# A machine may be too busy once.
+_EXAMINATIONS = 2
 # JSON takes six or twelve bytes for some characters.
 _MAX_ANSWER_BYTES = 16 * MAX_RENDER_BYTES
 
@@ -231,12 +233,24 @@ class IsolatedTemplate(ChatTemplate):
         return answer, [answer[:shared] + rest for shared, rest in differences]
 
     def _found(self) -> Abilities:
-        try:
-            found, _ = self._processes.run(Job(self._source), self.seconds)
-        except (TooLateError, ProcessEndedError) as error:
+        """Return the abilities; of a template that exceeds the limits, none.
+
+        Raises:
+            HelperLostError: Processes were killed from outside, or none can start.
+        """
+        error: TooLateError | ProcessEndedError | None = None
+        for _ in range(_EXAMINATIONS):
+            try:
+                found, _ = self._processes.run(Job(self._source), self.seconds)
+            except (TooLateError, ProcessEndedError) as failure:
+                error = failure
+            else:
+                return Abilities(**{**found, "form": Form.of_json(found["form"])})
+        if isinstance(error, ProcessEndedError) and error.was_killed:
+            raise HelperLostError(_KILLED) from error
+        if error is not None:
             log.warning("%s", self._problem(error))
-            return Abilities()
-        return Abilities(**{**found, "form": Form.of_json(found["form"])})
+        return Abilities()
 
     def _error(self, error: Exception) -> BackendError:
         """Return the error for the caller: a refusal, unless the template is not the reason."""
