@@ -349,6 +349,8 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
     async def TokenizeString(self, request: pb.PredictOptions, _context: Context) -> bytes:
         """Answer with the ids of a text, or of a rendered conversation."""
         model = await self._model(request)
+        if not (request.Prompt or request.Messages or request.UseTokenizerTemplate):
+            return await token_response([])
         token_ids = await tokenize(await self._call(request, model, prompt_part), model)
         return await token_response(token_ids)
 

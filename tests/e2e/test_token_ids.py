@@ -56,6 +56,7 @@ async def test_a_template_and_a_grammar_use_the_same_tokens(checkpoint: Path):
     messages = [pb.Message(role="user", content=TEXTS[0])]
     request = pb.PredictOptions(UseTokenizerTemplate=True, Messages=messages, Tokens=60)
     async with served(checkpoint) as backend:
+        assert not (await backend.stub.TokenizeString(pb.PredictOptions())).tokens
         ids = list((await backend.stub.TokenizeString(request)).tokens)
         prompt = published.decode(ids, skip_special_tokens=False)
         assert ids == published.encode(prompt, add_special_tokens=False).ids

@@ -168,7 +168,7 @@ def _message(index: int, message: pb.Message) -> Message:
 
 
 def _tool_calls(field: str, text: str) -> tuple[ToolCall, ...]:
-    calls = parse_json(field, text) if text.strip() else None
+    calls = parse_json(field, _with_whole_characters(text)) if text.strip() else None
     if calls is None:
         return ()
     return tuple(
@@ -190,14 +190,19 @@ def _tool_call(field: str, value: JsonValue) -> ToolCall:
 
 
 def _arguments(value: JsonValue) -> str:
-    """Return arguments as JSON text, as most hosts send them already.
-
-    Half a character, which a model wrote or a client cut, becomes the sign for a lost one: no
-    prompt can hold it, and the conversation could not go on.
-    """
+    """Return arguments as JSON text, as most hosts send them already."""
     if value is None or value == "":
         return "{}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _with_whole_characters(text)
+
+
+def _with_whole_characters(text: str) -> str:
+    """Return JSON with the sign for a lost character in place of half a one.
+
+    A model wrote it or a client cut it: no prompt can hold it, and the conversation could not go
+    on.
+    """
     return _ESCAPES.sub(_whole_character, text) if "\\u" in text else text
 
 
@@ -356,7 +361,7 @@ def offer(text: str) -> Offer:
 
 
 def tool_choice(text: str, offered: Offer) -> ToolChoice:
-    """Return the choice given by a bare word, a JSON string or an object.
+    """Return the choice given by a bare word, a JSON string or an object; an empty one is none.
 
     JSON may be encoded twice. Objects are OpenAI's, its older flat form, or Anthropic's.
     """
@@ -498,7 +503,9 @@ def _allows_parallel(metadata: Mapping[str, str]) -> bool:
 
 
 def _choice_object(choice: JsonObject) -> ToolChoice:
-    kind = choice.get("type", _FUNCTION)
+    if not choice:
+        return ToolChoice()
+    kind = choice.get("type", choice.get("mode", _FUNCTION))
     if kind in _NAMED_TYPES:
         inner = choice.get("function", choice.get(str(kind), choice))
         function = require_object("ToolChoice.function", inner)

@@ -42,6 +42,7 @@ def test_every_part_of_a_message_is_taken_over():
         (r'{"a": "\uDE00\ud83d"}', r'{"a": "\ufffd\ufffd"}'),
         (r'{"a": "\ud83d\ude00"}', r'{"a": "\ud83d\ude00"}'),
         (r'{"a": "\\ud83d"}', r'{"a": "\\ud83d"}'),
+        ({"a": "\ud83d b"}, '{"a": "\ufffd b"}'),
     ],
 )
 def test_arguments_arrive_as_text_or_as_an_object(arguments, text):

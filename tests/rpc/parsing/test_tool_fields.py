@@ -194,6 +194,8 @@ SPELLINGS = [
     ('"none"', ToolChoice(ToolMode.NONE)),
     (json.dumps(json.dumps("required")), ToolChoice(ToolMode.REQUIRED)),
     ('{"type": "auto"}', ToolChoice(ToolMode.AUTO)),
+    ("{}", ToolChoice()),
+    ('{"mode": "required"}', ToolChoice(ToolMode.REQUIRED)),
     ('{"type": "any"}', ToolChoice(ToolMode.REQUIRED)),
     ('{"type": "none"}', ToolChoice(ToolMode.NONE)),
     ('{"type": "tool", "name": "get_weather"}', NAMED),
