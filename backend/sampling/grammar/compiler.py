@@ -67,16 +67,59 @@ class _Tokens:
 _MAX_FORCED_CHOICES = 64
 
 
+_DIGITS = b"0123456789"
+# More than those of any double; a decimal may have 38.
+_MAX_DIGITS = 40
+# A number is followed by none of these letters, unlike a digit of a text.
+_LETTERS = b"xyz"
+_JSON_RULE = "%json "
+
+
+class _EndOfNumbers:
+    """Ends numbers of JSON, which weak models go on with until the context is full.
+
+    llguidance bounds the digits of a number only together with its value.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        import numpy as np
+
+        pieces = vocabulary.pieces
+        self._pieces = pieces
+        self._letters = [pieces.index(bytes([b])) for b in _LETTERS if bytes([b]) in pieces]
+        bits = np.ones(vocabulary.mask_words * 32, np.uint8)
+        bits[[i for i, piece in enumerate(pieces) if piece[:1].isdigit()]] = 0
+        self._others = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def digits_after(self, digits: int, token_id: int) -> int:
+        """Return how many digits end a text that a token follows."""
+        piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
+        own = len(piece) - len(piece.rstrip(_DIGITS))
+        return digits + own if own == len(piece) else own
+
+    def apply(self, row: "NDArray[np.int32]") -> None:
+        """Forbid more digits in a mask, if a number could end here."""
+        in_text = any(row[i // 32] >> (i % 32) & 1 for i in self._letters)
+        others = row & self._others
+        if self._letters and not in_text and others.any():
+            row[:] = others
+
+
 class GrammarMatcher:
     """Tells which tokens may come next in one reply; used by one thread at a time.
 
     Methods never raise: `error` reports a failure, and the request should end with it.
     """
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self, matcher: LLMatcher, tokenizer: LLTokenizer, end_of_numbers: _EndOfNumbers | None
+    ) -> None:
         """Take over a matcher at the start of a reply, which has no other users."""
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._end_of_numbers = end_of_numbers
+        # Digits at the end of the text, after each token.
+        self._digits = [0]
         self._latest_mask: NDArray[np.int32] | None = None
 
     def consume(self, token_id: int) -> bool:
@@ -84,6 +127,9 @@ class GrammarMatcher:
 
         A token that is not allowed sets `error` for good.
         """
+        if self._end_of_numbers:
+            digits = self._end_of_numbers.digits_after(self._digits[-1], token_id)
+            self._digits.append(digits)
         return self._matcher.consume_token(token_id)
 
     def fill_mask(self, row: "NDArray[np.int32]") -> None:
@@ -93,6 +139,8 @@ class GrammarMatcher:
         The row is contiguous, of `Vocabulary.mask_words` words.
         """
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._end_of_numbers and self._digits[-1] >= _MAX_DIGITS:
+            self._end_of_numbers.apply(row)
         self._latest_mask = row
 
     @property
@@ -119,6 +167,8 @@ class GrammarMatcher:
     def step_back(self, count: int) -> None:
         """Undo the latest `count` tokens, none of which ended the reply."""
         self._matcher.rollback(count)
+        if self._end_of_numbers and count:
+            del self._digits[-count:]
 
     @property
     def is_accepting(self) -> bool:
@@ -162,16 +212,20 @@ _stack_lock = threading.Lock()
 class CompiledGrammar:
     """A grammar compiled for one vocabulary; thread-safe."""
 
-    def __init__(self, source: LarkGrammar, template: LLMatcher, tokenizer: LLTokenizer) -> None:
+    def __init__(self, source: LarkGrammar, template: LLMatcher, vocabulary: Vocabulary) -> None:
         self.parts = GrammarParts(rules=(source.start, *source.definitions))
         self._template = template
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._has_json = _JSON_RULE in source.text
         self._lock = threading.Lock()
 
     def matcher(self) -> GrammarMatcher:
         """Return a matcher for one reply, in microseconds."""
+        vocabulary = self._vocabulary
         with self._lock:
-            return GrammarMatcher(self._template.deep_copy(), self._tokenizer)
+            end = vocabulary.once(_EndOfNumbers, lambda: _EndOfNumbers(vocabulary))
+            copy = self._template.deep_copy()
+            return GrammarMatcher(copy, tokenizer_of(vocabulary), end if self._has_json else None)
 
 
 class GrammarCompiler:
@@ -211,7 +265,7 @@ class GrammarCompiler:
         template, problem = _compiled(grammar, self.vocabulary)
         if problem:
             raise GrammarError(problem)
-        return CompiledGrammar(grammar, template, tokenizer_of(self.vocabulary))
+        return CompiledGrammar(grammar, template, self.vocabulary)
 
 
 def _problem_of(grammar: LarkGrammar, vocabulary: Vocabulary) -> str:

@@ -149,3 +149,34 @@ def test_a_dead_end_is_an_error():
     assert allowed(matcher, vocabulary) == [3]
     assert matcher.error
     assert not matcher.is_accepting
+
+
+def digits_taken(schema, begin, words, step=b"7"):
+    """Return how many more digits a reply may take that goes on with digits wherever it can."""
+    matcher = compile_text(GrammarCompiler(words), json.dumps(schema)).matcher()
+    assert all(map(matcher.consume, begin))
+    token = words.pieces.index(step)
+    count = 0
+    while count < 100 and token in allowed(matcher, words):
+        assert matcher.consume(token)
+        count += len(step)
+    return count
+
+
+def test_a_number_takes_forty_digits_and_then_its_end(words):
+    schema, begin = {"type": "number"}, b"10."
+    assert digits_taken(schema, begin, words) == 40
+    assert digits_taken(schema, begin, words, step=b"12") == 40
+    matcher = compile_text(GrammarCompiler(words), json.dumps(schema)).matcher()
+    assert all(map(matcher.consume, begin + b"7" * 40))
+    assert {words.pieces[token] for token in allowed(matcher, words)} >= {b"e", b"E"}
+    matcher.step_back(1)
+    assert ord("7") in allowed(matcher, words)
+
+
+@pytest.mark.parametrize(
+    ("schema", "begin"),
+    [({"type": "string"}, b'"'), ({"type": "string", "pattern": "^[0-9]{100}$"}, b'"')],
+)
+def test_a_text_takes_any_number_of_digits(schema, begin, words):
+    assert digits_taken(schema, begin, words) == 100
