@@ -31,7 +31,13 @@ from backend.output.readers.tolerant_json import (
     read_members,
     repaired_value,
 )
-from backend.output.readers.typed_values import NOT_A_STRING, STRING, ParameterTypes, json_string
+from backend.output.readers.typed_values import (
+    NOT_A_STRING,
+    STRING,
+    ParameterTypes,
+    describes_arguments,
+    json_string,
+)
 from backend.output.tag_repair import (
     NAMESPACES,
     Names,
@@ -226,7 +232,8 @@ def _call_of(
         given = _members_beside(fields, name, names) or given
     if (text := _text_in(given)) is not None:
         given = _object_in(text) if text.strip() else "null"
-    is_missing = given == "null" or not (given or is_doubtful or found.is_open)
+    lacks_some = is_doubtful and bool(names.parameter_types(name).required)
+    is_missing = given == "null" or not (given or lacks_some or found.is_open)
     is_sound = all(each.startswith(_OF_PYTHON) for each in found.reasons)
     if is_missing and is_sound and fields.keys() <= _CALL_KEYS:
         given = "{}"
@@ -411,6 +418,9 @@ _LIST_OF_DATA = re.compile(
 _BARE = re.compile(r"[\s\[]*+\{\s*+")
 _KEY = re.compile(r"""\s*+["']?([\w.:/-]++)["']?\s*+:\s*+""")
 _BEGUN_BARE_KEY = re.compile(r"""\s*+["']?[\w.:/-]*+["']?\s*+""")
+# A list may begin with calls of tools that take no arguments.
+_NEXT = sequence(spaced("}"), spaced(","), spaced("{"))
+_NEXT_OBJECT, _BEGUN_NEXT = re.compile(_NEXT.whole), re.compile(_NEXT.begun)
 _NO_KEY = re.compile(r"\s*+[\w.-]+\s*+[},]")
 _SCALAR = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\s,{}\[\]"']++)\s*+""")
 
@@ -423,12 +433,12 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
     Args:
         position: Where its first key begins.
     """
-    is_first = True
+    is_first, name, is_list = True, "", raw.lstrip().startswith("[")
     while found := _KEY.match(raw, position):
         key, position = found[1], found.end()
         follows = raw[position : position + 1]
         if key in _ARGUMENT_KEYS:
-            return True
+            return _are_bare_arguments(raw, position, names.parameter_types(name))
         if key not in _CALL_KEYS:
             is_name = is_first and bool(offered_name(key, names)) and follows in ("", "{")
             return None if is_name and not follows else is_name
@@ -438,13 +448,25 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
         value = _SCALAR.match(raw, position)
         if value is None or value.end() == len(raw):
             return None
+        name = offered_name(value[0].strip().strip("\"'"), names) if key in _NAME_KEYS else name
+        if is_list and (next_object := _NEXT_OBJECT.match(raw, value.end())):
+            position = next_object.end()
+            continue
         if raw[value.end()] != ",":
-            return raw[value.end()] != "}"
+            is_open = is_list and _BEGUN_NEXT.fullmatch(raw, value.end())
+            return None if is_open else raw[value.end()] != "}"
         position = value.end() + 1
         is_first = False
     if _NO_KEY.match(raw, position):
         return False
     return None if _BEGUN_BARE_KEY.fullmatch(raw, position) else True
+
+
+def _are_bare_arguments(raw: str, position: int, types: ParameterTypes) -> bool | None:
+    """Tell whether arguments without markers begin there, not a list, or a schema of them."""
+    if position == len(raw) or (is_schema := describes_arguments(raw, position, types)) is None:
+        return None
+    return not (is_schema or raw[position] == "[")
 
 
 class RepairReader:
@@ -523,7 +545,8 @@ class RepairReader:
         if not self._is_call:
             # With nothing to follow, the last word is complete.
             word, _ = self._markup.first_word(self.held)
-            if self._goes_on is False or (self._context.in_prose and not self._goes_on):
+            is_doubtful = self._context.in_prose or self._is_bare
+            if self._goes_on is False or (is_doubtful and not self._goes_on):
                 return self._given_up()
             self._is_call = bool(offered_name(word, self._context.calls))
         end = self._last_end()
@@ -560,7 +583,8 @@ class RepairReader:
         opener = "" if self._is_after_call else context.opener
         body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
         # A bare list of data may have names too.
-        is_listed = self._is_bare_list and (_LISTED.match(body) or self._may_be_listed(body))
+        may_be_calls = self._is_bare_list and self._goes_on is not False
+        is_listed = may_be_calls and (_LISTED.match(body) or self._may_be_listed(body))
         return body if is_marked or is_listed else ""
 
     @property

@@ -128,6 +128,36 @@ def test_without_markers_a_name_alone_is_a_call_if_its_tool_requires_no_argument
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('[{"name": "clock_now"}]', [("clock_now", "{}")]),
+        ('{"type": "function", "function": {"name": "clock_now"}}', [("clock_now", "{}")]),
+        (f'[{{"name": "clock_now"}}, {CALL}]', [("clock_now", "{}"), *MADE]),
+        ('{"name": "note_add", "arguments": [{"text": "milk"}]}', MADE),
+    ],
+)
+def test_a_bare_call_may_lack_arguments_or_have_them_in_a_list(text, calls):
+    assert played("hermes_json", text) == ("", tuple(calls), FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "clock_now", "type": "builtin"}',
+        '[{"name": "clock_now"}, {"name": "clock_now"}]',
+        '[{"name": "clock_now"}, {"name": "clo',
+        '{"name": "note_add", "parameters": {"type": "object", "properties": {}}}',
+        '[{"name": "note_add", "parameters": {"type": "object", "properties": {}}}]',
+        '{"name": "note_add", "parameters": {"text": {"type": "string"}}}',
+        '{"name": "note_add", "parameters": [{"name": "text", "type": "string"}]}',
+    ],
+)
+@pytest.mark.parametrize("name", ["hermes_json", "xlam", "glm4"])
+def test_json_that_describes_tools_is_content(name, text):
+    assert played(name, text) == (text, (), FinishReason.STOP)
+
+
 @pytest.mark.parametrize("tags", ["[1, 2]", '["a", "b"]'])
 def test_a_list_in_the_damaged_arguments_of_a_call_is_no_list_of_data(tags):
     text = f'{{"name": "note_add", "arguments": {{""text": "x", "tags": {tags}}}}}'

@@ -30,7 +30,7 @@ from backend.output.readers.reader import (
     is_nameless,
 )
 from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
-from backend.output.readers.typed_values import ESCAPED_REPLACEMENT
+from backend.output.readers.typed_values import ESCAPED_REPLACEMENT, describes_arguments
 
 FENCE = "```"
 # Arguments in a list, or a list of none; other brackets may begin a marker.
@@ -72,6 +72,11 @@ class JsonArguments:
         if _WHOLE.match(text, position):
             return position
         return UNDECIDED if _BEGUN.fullmatch(text, position) else REFUTED
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether they are alone in a list."""
+        return "".join(self._wrapped[:1]).startswith("[")
 
     @property
     def is_empty(self) -> bool:
@@ -343,6 +348,13 @@ class CallKeys:
     ids: tuple[str, ...] = ()
 
 
+# What an object without arguments may say of itself, as JSON; otherwise it is a record.
+_CALL_TYPES = (
+    "",
+    *(f'"{kind}"' for kind in ("function", "function_call", "tool_call", "tool_use")),
+)
+
+
 class _ObjectCall:
     """Reads the object after its opening brace, keys in any order.
 
@@ -388,6 +400,7 @@ class _ObjectCall:
         self._is_open = False
         self._is_nested = False
         self._has_arguments = False
+        self._type = ""
         self._strangers: set[str] = set()
         self._arguments = JsonArguments(ends)
         self._unsent: list[str] = []
@@ -451,7 +464,7 @@ class _ObjectCall:
             if self._has_arguments:
                 raise NotACallError(position)
             self._has_arguments = True
-            return self._in_arguments
+            return self._before_arguments if self._is_doubtful else self._in_arguments
         if self._key not in KEYS_BESIDE:
             self._strangers.add(self._key)
             if self._is_doubtful and not self._is_open:
@@ -459,7 +472,8 @@ class _ObjectCall:
         return self._in_other_value
 
     def _in_other_value(self, text: str, position: int) -> int:
-        _, position = self._scanner.read_from(text, position)
+        piece, position = self._scanner.read_from(text, position)
+        self._type += piece if self._key == "type" else ""
         self._follow_scanner(position)
         return position
 
@@ -501,7 +515,13 @@ class _ObjectCall:
         """Whether a named object is a call; without a marker it needs the required arguments."""
         if self._has_arguments or not self._is_doubtful:
             return self._has_values or not self._strangers
-        return not self._calls.lacks_arguments(self._name, "{}")
+        is_record = self._id or self._type.strip() not in _CALL_TYPES
+        return not (is_record or self._calls.lacks_arguments(self._name, "{}"))
+
+    @property
+    def is_lone_name(self) -> bool:
+        """Whether an object without a marker has no arguments: a list of such ones is data."""
+        return self._is_doubtful and not self._has_arguments
 
     @property
     def _has_values(self) -> bool:
@@ -554,14 +574,34 @@ class _ObjectCall:
             self._given_id = self._id
             self._outbox.send(self._calls.open(self._name, self._id), settled)
 
+    def _before_arguments(self, text: str, position: int) -> int:
+        """Begin arguments without a marker, unless they describe those of the tool."""
+        types = self._calls.parameter_types(self._name)
+        is_schema = describes_arguments(text, position, types)
+        if is_schema:
+            raise NotACallError(position)
+        if is_schema is None:
+            return UNDECIDED
+        self._step = self._before_arguments if text[position].isspace() else self._in_arguments
+        return position + text[position].isspace()
+
     def _in_arguments(self, text: str, position: int) -> int:
         piece, position = self._arguments.read_from(text, position)
+        if self._is_doubtful and self._arguments.is_listed and not self._fits(piece):
+            raise NotACallError(position)
         self._send_arguments(piece, position - self._arguments.kept_back)
         if self._arguments.is_malformed:
             raise NotACallError(position)
         if self._arguments.is_whole:
             self._step = self._after_value
         return position
+
+    def _fits(self, piece: str) -> bool:
+        """Tell whether the object in a list, once it is whole, has the arguments of the tool."""
+        if not self._arguments.is_whole:
+            return True
+        types = self._calls.parameter_types(self._name)
+        return types.fit(json.loads(piece + self._arguments.missing_end).keys())
 
     def _send_arguments(self, piece: str, settled: int) -> None:
         """Emit a piece of the arguments, or keep it until the name of the call is known."""
@@ -643,7 +683,8 @@ class CallBlockReader(SteppingReader):
 
     def _reject(self, text: str, position: int) -> ReaderOutput:
         """Give up before the end of the block."""
-        if self._is_in_call and self._call.is_whole:
+        is_data = self._step == self._before_list_end
+        if self._is_in_call and self._call.is_whole and not is_data:
             self._close_call(position)
         return super()._reject(text, position)
 
@@ -707,10 +748,25 @@ class CallBlockReader(SteppingReader):
     def _in_call(self, position: int) -> int:
         end = self._call.read(self._buffer, position)
         if self._call.is_over:
+            is_first = self._context.opener == "[" and not self._calls_ended
+            if is_first and isinstance(self._call, _ObjectCall) and self._call.is_lone_name:
+                self._step = self._before_list_end
+                return end
             self._step = self._before_call
             if self._call.is_whole and not self._block.call_end:
                 self._close_call(end)
         return end
+
+    def _before_list_end(self, position: int) -> int:
+        """Close the call of a tool without arguments, if it is alone in a bare list."""
+        start = self._skip_space(position)
+        if start == len(self._buffer):
+            return UNDECIDED
+        if self._buffer[start] != "]":
+            raise NotACallError(start)
+        self._close_call(start)
+        self._step = self._before_call
+        return start
 
     def _close_call(self, settled: int) -> None:
         self._call.close(settled)

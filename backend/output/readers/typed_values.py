@@ -17,6 +17,15 @@ from backend.output.readers.json_scanner import (
     SURROGATE,
     is_number,
 )
+from backend.output.readers.patterns import (
+    MAX_TAG_CHARS,
+    Piece,
+    choice,
+    fixed,
+    maybe,
+    sequence,
+    spaced,
+)
 
 JsonSchema: TypeAlias = Mapping[str, JsonValue]
 JsonTypes: TypeAlias = frozenset[str]
@@ -117,6 +126,32 @@ class ParameterTypes:
         for part in reference.split("/")[1:]:
             place = _mapping(place).get(part.replace("~1", "/").replace("~0", "~"))
         return _mapping(place)
+
+
+# The JSON schema of arguments, or of the first of them.
+_SCHEMA = sequence(
+    *(fixed("{"), spaced('"')),
+    maybe(
+        *(Piece(r'(?P<key>[^"\\]{1,64})', r'[^"\\]{0,64}'), fixed('"'), spaced(":")),
+        *(spaced("{"), spaced('"')),
+    ),
+    *(fixed('type"'), spaced(":"), spaced('"')),
+    *(choice(*map(fixed, sorted(NOT_A_STRING | STRING))), fixed('"')),
+)
+_WHOLE_SCHEMA, _BEGUN_SCHEMA = re.compile(_SCHEMA.whole), re.compile(_SCHEMA.begun)
+
+
+def describes_arguments(text: str, position: int, types: ParameterTypes) -> bool | None:
+    """Tell whether a schema of arguments begins there, not arguments; `None` if more decides."""
+    limit = position + MAX_TAG_CHARS
+    if found := _WHOLE_SCHEMA.match(text, position, limit):
+        if found["key"]:
+            kinds = types.of(found["key"])
+            return bool(kinds) and "object" not in kinds
+        is_object = found[0].endswith('"object"')
+        return is_object and not (types.takes_others or "type" in types.names)
+    is_open = len(text) < limit and _BEGUN_SCHEMA.fullmatch(text, position)
+    return None if is_open else False
 
 
 def _json_type(value: object) -> str:
