@@ -21,6 +21,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.output.readers.literal_lists import list_end
 from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
@@ -404,16 +405,12 @@ _PUNCTUATION = " \n\t}])>,;`"
 _BETWEEN = " \n\t,;[]"
 # The name of a call may be a key, which has no part in the text before it.
 _BEGUN_KEY = re.compile(r"\{\s*\"\Z")
-# A list of values, whose strings may quote a call.
 _LISTED_CALL = sequence(
     *(fixed("{"), spaced('"name"'), spaced(":"), SPACE),
     *(Piece(r'"[^"\\]{1,64}"', r'"[^"\\]{0,64}"?'), spaced(",")),
     *(choice(spaced('"arguments"'), spaced('"parameters"')), spaced(":"), spaced("{")),
 )
 _LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
-_LIST_OF_DATA = re.compile(
-    r"""\s*+\[[\s\[]*+(?:[-\d]|"[^"]*[{\[<]|'[^']*[{\[<]|"[^"]*"\s*[,\]]|'[^']*'\s*[,\]])"""
-)
 # An object without markers, as far as it tells whether it is a call.
 _BARE = re.compile(r"[\s\[]*+\{\s*+")
 _KEY = re.compile(r"""\s*+["']?([\w.:/-]++)["']?\s*+:\s*+""")
@@ -508,6 +505,8 @@ class RepairReader:
         self._is_too_long = False
         self._searched = self._followed = 0 if is_after_call else len(context.opener)
         self._json = JsonText()
+        # A list of other calls than objects is whole.
+        self._list_end = list_end(raw, context.calls) if context.opener == "[" else -1
         # The first mark in a string, which ends the block after all if that string has no end.
         self._quoted_end = -1
         self._breaks = 0
@@ -569,10 +568,10 @@ class RepairReader:
         if self._is_after_call:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
-        if self._is_bare and _LIST_OF_DATA.match(self.held):
-            return False
         if self._is_bare and (begun := _BARE.match(self.held)):
             return _is_bare_call(self.held, begun.end(), self._context.calls)
+        if self._is_bare_list:
+            return self._list_end >= 0
         return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
 
     @property
@@ -625,6 +624,8 @@ class RepairReader:
         A mark in a string of JSON or of Python ends nothing, unless the string turns out to be
         damaged.
         """
+        if self._list_end >= 0 and not self._is_after_call:
+            return self._list_end
         while (found := self._next_mark()) is not None:
             place, end = found
             self._follow(place)

@@ -163,3 +163,46 @@ def test_a_list_in_the_damaged_arguments_of_a_call_is_no_list_of_data(tags):
     text = f'{{"name": "note_add", "arguments": {{""text": "x", "tags": {tags}}}}}'
     arguments = f'{{"\\"text": "x", "tags": {tags}}}'
     assert played("hermes_json", text) == ("", (("note_add", arguments),), FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize("name", ["hermes_json", "xlam", "glm4", "mistral"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[note_add(text="milk")]',
+        ' [ note_add ( text = "milk" ), ]\n',
+        '[functions.note_add(text="milk")]',
+        '[note_add(text: "milk")]',
+        '[note_add({"text": "milk"})]',
+        '[note_add(text="""milk""")',
+        '```python\n[note_add(text="milk")]\n```',
+    ],
+)
+def test_a_bare_list_in_python_is_read_however_it_is_written(name, text):
+    content, calls, finish = played(name, text)
+    assert (content.strip(), calls, finish) == ("", MADE, FinishReason.TOOL_CALLS)
+
+
+def test_a_bare_list_in_python_has_all_its_calls_and_ends_with_its_line():
+    text = '[note_add(text="milk"), clock_now()]\n\nI add it.'
+    calls = (*MADE, ("clock_now", "{}"))
+    assert played("hermes_json", text) == ("\n\nI add it.", calls, FinishReason.TOOL_CALLS)
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest"),
+    [
+        ("[clock_now() - ", "start]"),
+        ("[clock_now()] r", "eturns the time."),
+        ("[note_add(text=x) fo", "r x in notes]\n\nThis adds them."),
+        ('[note_add(text="x") fo', "r x in notes]\n\nThis adds them."),
+        ('[note_add(text="x")](', "#notes) adds"),
+        ("[^", '1]: See note_add(text="x")'),
+        ("[note_add] ", 'note_add(text="x") is a call'),
+    ],
+)
+def test_other_python_in_brackets_streams_as_content(begun, rest):
+    assert played("hermes_json", begun + rest) == (begun + rest, (), FinishReason.STOP)
+    spec = ReplySpec(format=golden.named_format("hermes_json", "none"), tools=SCHEMAS)
+    first, *_ = (deltas for deltas, _ in golden.stream(spec, [begun, rest]))
+    assert "".join(delta.text for delta in first) == begun

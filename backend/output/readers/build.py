@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import assert_never
@@ -32,6 +33,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.formats.literal import PYTHONIC_CALLS
 from backend.output.readers.json_calls import (
     FENCE,
     NO_ARGUMENTS,
@@ -41,6 +43,7 @@ from backend.output.readers.json_calls import (
     CallKeys,
 )
 from backend.output.readers.literal_calls import ASSIGNMENT, LiteralCallReader, LiteralDialect
+from backend.output.readers.literal_lists import LiteralListReader
 from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
@@ -74,6 +77,7 @@ from backend.output.readers.typed_values import (
     read_elements,
 )
 from backend.output.reply_format import warn_once
+from backend.output.tag_repair import USUAL_NAMESPACES
 
 _KEY = re.compile(r'"(\w+)": "?$')
 _CLOSERS = ("]", "}")
@@ -623,7 +627,15 @@ def make_reader(tool_format: ToolFormat, context: ReaderContext) -> Reader:
 def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
     readings = tool_format.readings_at(opener)
     choices = {begin: _factory(reading) for reading in readings for begin in reading.begins}
-    otherwise = _factory(tool_format.fallback_at(opener))
+    otherwise = _factory(fallback := tool_format.fallback_at(opener))
+    if opener == "[" and isinstance(fallback.dialect, Objects):
+        # All models lapse into Python too.
+        choices = {**dict.fromkeys(("{", "["), otherwise), **choices}
+        calls = replace(PYTHONIC_CALLS, before=tuple(f"{each}." for each in USUAL_NAMESPACES))
+        dialect = literal_dialect(Reading(calls), calls)
+        texts = (*tool_format.openers, *tool_format.closers, *tool_format.leaks, FENCE)
+        marks = tuple(text for text in texts if len(text) > 1)
+        otherwise = partial(LiteralListReader, dialect=dialect, marks=marks)
     if not choices:
         return otherwise
     return partial(ChoiceReader, choices=choices, otherwise=otherwise)
