@@ -690,7 +690,8 @@ class RepairReader:
             # The text that was emitted as arguments contains no calls.
             calls = [call for call in calls if call.begin >= self._unread]
         if self._context.in_prose:
-            calls = [c for c in calls if c.arguments != "{}" or not self._lacks_arguments(c)]
+            # A sentence may name a tool between markers.
+            calls = [c for c in calls if not self._is_name_alone(c)]
         if not calls and not ledger.is_open:
             return self._given_up(end)
         deltas: list[Delta] = []
@@ -754,6 +755,11 @@ class RepairReader:
             return
         yield delta
         ledger.complete(*call.reasons)
+
+    def _is_name_alone(self, call: _RepairedCall) -> bool:
+        """Tell whether a call of a tool with required arguments has none."""
+        names = self._context.calls
+        return call.arguments == "{}" and names.lacks_arguments(call.name, call.arguments)
 
     def _lacks_arguments(self, call: _RepairedCall) -> bool:
         """Tell whether a call that nothing has closed lacks required arguments."""

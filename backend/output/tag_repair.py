@@ -449,6 +449,10 @@ def goes_on_as_call(markup: _FormatMarkup, raw: str, opener: str, *, in_prose: b
     begin = raw.find(word, len(opener))
     after = raw[begin + len(word) :]
     if in_prose:
+        head = raw[len(opener) : begin].rstrip()
+        if head and markup.words_before_name and not head.endswith(">"):
+            # A marker follows other words of a call.
+            return False
         if "{" in raw[len(opener) : begin] or _CALL.match(after):
             return True
         return None if _BEFORE_CALL.fullmatch(after) else False

@@ -352,6 +352,9 @@ class TaggedReader(_TagLookahead):
             ends = (self._block_end_at(position), self._next_call_at(position).end)
             end = position if max(ends) >= 0 else min(ends)
         if end >= 0:
+            if self._context.in_prose and self._name and self._lacks_arguments(self._name):
+                # A sentence names the tool.
+                raise NotACallError(position)
             self._end_call(end)
             self._is_over = not self._dialect.block_ends
         return self._expected(position, end, otherwise)
