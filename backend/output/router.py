@@ -447,7 +447,8 @@ class Router:
 
     def _end_block(self, block: _Block, *, truncated: bool) -> None:
         output = block.finish(truncated=truncated)
-        is_stray = output.rejected.strip() in self._format.tools.openers and self._is_after_call
+        text = (output.rejected + (output.rest or "")).strip()
+        is_stray = text in self._format.tools.openers and self._is_after_call
         self._apply(ReaderOutput(output.deltas) if is_stray else output, block)
         if self._rest:
             self._block = None
