@@ -38,6 +38,7 @@ class CodeTracker:
         self._is_after_blank = False
         self._is_set_off = False
         self._head = self._line_end = ""
+        self._has_marker = False
 
     @property
     def is_fenced(self) -> bool:
@@ -58,13 +59,18 @@ class CodeTracker:
         """Tell whether a marker here, after `settle`, is in code or in a quoted line.
 
         Models call right after the last word of a list's paragraph, of a quotation, or of a line
-        with a single backtick. So only a fence quotes what is glued to text, or begins a new line.
+        with a single backtick. So only a fence quotes what is glued to text, or begins a new line;
+        but after a quoted marker, the rest of its call is quoted too.
         """
-        if self._fence or not self.is_open:
+        if self._fence or not self.is_open or self._has_marker:
             return self.is_open
         begins_span = self._inline and self._line_end.endswith("`")
         is_glued = not begins_span and _GLUE.search(self._line_end)
         return not (is_glued or marker.startswith("\n"))
+
+    def note_quoted(self) -> None:
+        """Note that a marker here is quoted."""
+        self._has_marker = True
 
     @property
     def begins_line(self) -> bool:
@@ -100,6 +106,7 @@ class CodeTracker:
             self.fences_begun += 1
         elif run[0] == "`":
             self._inline = 0 if self._inline == len(run) else self._inline or len(run)
+            self._has_marker = self._has_marker and self._is_set_off
             self.has_prose = True
 
     @property
@@ -123,7 +130,7 @@ class CodeTracker:
         self._is_after_blank = is_blank or self._is_set_off
         self._is_in_list = self._is_in_list or bool(_LIST_ITEM.match(self._head))
         self._indent, self._inline = 0, 0
-        self._is_set_off = False
+        self._is_set_off = self._has_marker = False
         self._head = ""
 
     def _pass_words(self, words: str) -> None:

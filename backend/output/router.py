@@ -650,6 +650,8 @@ class Router:
             self._quoting_fence = self._code.fences_begun
             self._code.follow(marker)
         else:
+            if marker in self._format.tools.openers:
+                self._code.note_quoted()
             self._emit(marker)
 
     def _draft(self, marker: str) -> None:
