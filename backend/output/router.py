@@ -160,7 +160,8 @@ class _Block:
             return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
         is_unfinished = self._context.calls.is_open and not truncated
-        if not ((output.rejected or is_unfinished) and self._may_repair()):
+        is_damaged = is_unfinished or (output.rejected and not truncated)
+        if not (is_damaged and self._may_repair()):
             return output
         self._repair(output.rejected)
         again = self._reader.finish(truncated=truncated)
@@ -412,7 +413,9 @@ class Router:
             is_begun_end = match in reasoning.frames and reasoning.end.startswith(match)
             if not (self._in_thought and is_begun_end):
                 self._enter(match)
-            self._rest = "" if truncated else rest
+            # What follows a marker is the beginning of a longer one; but a lead may be text.
+            is_text = match in self._leads and self._block is None
+            self._rest = rest if is_text or not truncated else ""
             self._end(truncated=truncated)
             return
         self._settle()

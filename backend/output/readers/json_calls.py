@@ -674,12 +674,19 @@ class CallBlockReader(SteppingReader):
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End; a missing end does no harm, and an unfinished call is text unless cut off."""
         if truncated:
-            return ReaderOutput()
+            return ReaderOutput(rejected=self.held if self._is_in_answer else "")
         self._begin("")
         if self._is_in_call and self._call.finish():
             self._close_call(0)
         deltas = self._outbox.end("")
         return ReaderOutput(deltas, rejected=self.held if self.is_mid_call else "")
+
+    @property
+    def _is_in_answer(self) -> bool:
+        """Whether a reply without a marker begins with a word that becomes no name."""
+        word, *_ = (*self.held.split(maxsplit=1), "")
+        is_first = not (self._context.opener or self._calls_ended)
+        return is_first and not self._context.calls.may_become_offered(word)
 
     def _reject(self, text: str, position: int) -> ReaderOutput:
         """Give up before the end of the block."""
