@@ -206,3 +206,11 @@ def test_other_python_in_brackets_streams_as_content(begun, rest):
     spec = ReplySpec(format=golden.named_format("hermes_json", "none"), tools=SCHEMAS)
     first, *_ = (deltas for deltas, _ in golden.stream(spec, [begun, rest]))
     assert "".join(delta.text for delta in first) == begun
+
+
+def test_a_sentence_may_begin_with_a_python_call_without_arguments():
+    for name in ("pythonic", "olmo3"):
+        text = "[clock_now()] returns it."
+        assert played(name, text) == (text, (), FinishReason.STOP)
+    calls = (("clock_now", "{}"),)
+    assert played("pythonic", "[clock_now()]") == ("", calls, FinishReason.TOOL_CALLS)

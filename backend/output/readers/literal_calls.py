@@ -38,6 +38,7 @@ _LIST_END = "]"
 # Models write one for the other.
 _CALL_ENDS = ("}", ")")
 _LINK_STARTS = "([:{"
+_SENTENCE = re.compile(r"[ \t]++\w")
 _BEFORE_BLOCK = re.compile(r"[\s\[]*")
 _IN_BLOCK = re.compile(r"[\s,\]]*")
 _STRAY_ENDS = re.compile(r"[\s)\]}]*")
@@ -323,6 +324,13 @@ class LiteralCallReader(SteppingReader):
             return UNDECIDED
         if ends_list and self._buffer[end] in _LINK_STARTS:
             raise NotACallError(position)
+        if ends_list and self._name and not self._calls_begun:
+            # A sentence may begin with a call that has no arguments.
+            if _SENTENCE.match(self._buffer, end):
+                raise NotACallError(position)
+            is_short = len(self._buffer) < end + MAX_TAG_CHARS
+            if is_short and not self._buffer[end:].strip(" \t"):
+                return UNDECIDED
         self._hand_out_name(end)
         self._end_call(end)
         self._is_over = ends_list
