@@ -225,3 +225,29 @@ def test_a_call_of_another_tool_is_shown_with_its_opener(name, lead):
     # A last marker alone on its line is dropped.
     ends = ("", tools.closer)
     assert tools.owns_reply or reply.content in [text.removesuffix(end) for end in ends]
+
+
+QUOTABLE = [
+    name
+    for name, reply in FORMATS.items()
+    if (tools := golden.tool_format(reply.parser or name)).is_quotable and not tools.owns_reply
+]
+
+
+@pytest.mark.parametrize("name", QUOTABLE)
+def test_all_marks_of_a_quoted_call_are_content(name):
+    reply = FORMATS[name]
+    spec = ReplySpec(
+        format=golden.named_format(reply.parser or name, reply.reasoning),
+        tools={tool.name: tool.parameters for tool in NOTES},
+        prompt_tail=reply.prompt_tail,
+    )
+    for call in filter(None, (reply.one, reply.two)):
+        quoted = "\n".join(f"> {line}" for line in call.split("\n"))
+        texts = [f"As quoted:\n\n{quoted}\n\nOk?"]
+        if "`" not in call:
+            texts.append("So `{}` is it.".format(call.replace("\n", " ")))
+        for text in texts:
+            for chunks in ([text], text):
+                played = golden.play(spec, chunks)
+                assert (played.content, played.tool_calls) == (text, ())
