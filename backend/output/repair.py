@@ -22,6 +22,7 @@ from backend.formats.dialects import (
 )
 from backend.formats.format import ToolFormat
 from backend.output.readers.literal_lists import list_end
+from backend.output.readers.offered_names import NAMESPACES, Names, offered_name
 from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
 from backend.output.readers.tolerant_json import (
@@ -40,14 +41,11 @@ from backend.output.readers.typed_values import (
     json_string,
 )
 from backend.output.tag_repair import (
-    NAMESPACES,
-    Names,
     TagWords,
     call_ends,
     goes_on_as_call,
     last_name,
     markup_of,
-    offered_name,
 )
 from backend.output.text import JsonText
 

@@ -11,6 +11,7 @@ from backend.core.step import ContentDelta, Delta, ReasoningDelta
 from backend.formats.code_span import CallFence, CodeTracker
 from backend.formats.format import ToolFormat
 from backend.output.readers.build import make_reader
+from backend.output.readers.offered_names import USUAL_NAMESPACES, offered_name
 from backend.output.readers.patterns import (
     MAX_SPACE_CHARS,
     Piece,
@@ -22,7 +23,7 @@ from backend.output.readers.reader import CallLedger, Reader, ReaderContext, Rea
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.repair import RepairReader
 from backend.output.reply_format import OutputFormat, opens_in_header, opens_in_reasoning
-from backend.output.tag_repair import USUAL_NAMESPACES, goes_on_as_call, markup_of, offered_name
+from backend.output.tag_repair import goes_on_as_call, markup_of
 from backend.output.text import (
     SENTENCE_ENDS,
     STOPS,

@@ -46,6 +46,7 @@ from backend.output.readers.literal_calls import ASSIGNMENT, LiteralCallReader, 
 from backend.output.readers.literal_lists import LiteralListReader
 from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
+from backend.output.readers.offered_names import USUAL_NAMESPACES
 from backend.output.readers.patterns import (
     ATTRIBUTES,
     SPACE,
@@ -77,7 +78,6 @@ from backend.output.readers.typed_values import (
     read_elements,
 )
 from backend.output.reply_format import warn_once
-from backend.output.tag_repair import USUAL_NAMESPACES
 
 _KEY = re.compile(r'"(\w+)": "?$')
 _CLOSERS = ("]", "}")

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect
+from backend.output.readers.offered_names import NAMESPACES, offered_name
 from backend.output.readers.patterns import (
     MAX_TAG_CHARS,
     REFUTED,
@@ -13,7 +14,6 @@ from backend.output.readers.patterns import (
     span_end,
 )
 from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutput
-from backend.output.tag_repair import NAMESPACES, offered_name
 
 _HEAD = re.compile(r"\s*+([\w./:-]++)\s*+[({]")
 _BEGUN_HEAD = re.compile(r"\s*+([\w./:-]*+)\s*+")
