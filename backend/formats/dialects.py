@@ -134,6 +134,12 @@ class Tags:
     object: Template = ()
     type_tag: Template = ()
 
+    @property
+    def pads_values(self) -> bool:
+        """Whether newlines around a value belong to the tags."""
+        begin, end = split_at(self.parameter, VALUE)
+        return text_of(begin).endswith("\n") and text_of(end).startswith("\n")
+
     def spelled(self, name: str) -> str:
         """Return a name as tags contain it."""
         if not self.escapes_attributes:

@@ -499,6 +499,12 @@ MINIMAX_M2_TAGS = Tags(
     parameter=(MINIMAX_M2_PARAMETER, KEY, '">', VALUE, "</parameter>\n"),
 )
 
+# As models of other families write them.
+PADDED_MINIMAX_M2_TAGS = replace(
+    MINIMAX_M2_TAGS,
+    parameter=(MINIMAX_M2_PARAMETER, KEY, '">\n', VALUE, "\n</parameter>\n"),
+)
+
 MINIMAX_M2 = ToolFormat(
     name="minimax_m2",
     aliases=("minimax",),

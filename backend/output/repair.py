@@ -73,7 +73,7 @@ _FALLBACKS = tuple(
     Reading(dialect)
     for dialect in (
         tagged.QWEN3_CODER_TAGS,
-        tagged.MINIMAX_M2_TAGS,
+        tagged.PADDED_MINIMAX_M2_TAGS,
         JSON_CALLS,
         literal.PYTHONIC_CALLS,
     )

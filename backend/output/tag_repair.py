@@ -1,11 +1,13 @@
 """The markup of a format in a damaged text, and the names of offered tools in it."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
+from backend.formats.closing import TagEnds
 from backend.formats.dialects import (
     ARGUMENTS,
     KEY,
@@ -52,16 +54,17 @@ class TagWords:
         self._call_end = _closing(call_end)
         self._begin = re.compile(_opening(begin[0]))
         self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
-        ends = (text_of(end).strip(), text_of(call_end).strip(), dialect.mark)
+        known = TagEnds.of(Reading(dialect), dialect)
+        self._value_ends, self._call_ends = known.ends, known.call_ends
+        ends = (text_of(end).strip(), text_of(call_end).strip())
         texts = "|".join(map(re.escape, filter(None, ends)))
-        self._end = re.compile(rf"(?:{texts}|</[^<>\n]*+>?)\s*+")
-        tags = "|".join(
-            map(re.escape, (*self._texts, text_of(end).strip(), text_of(call_end).strip()))
-        )
+        self._end = re.compile(rf"(?:{texts}|(?:{self._mark})?</[^<>\n]*+>?|{self._mark})\s*+")
+        tags = "|".join(map(re.escape, (*self._texts, text_of(call_end).strip())))
         self._escaped_line = re.compile(rf"\\n(?={tags})")
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
         self._verbatim = dialect.verbatim
+        self._pads_values = dialect.pads_values
         tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
         self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
         mark = re.match(r"<([^\w\s]\w+[^\w\s]|\w+:)", str(begin[0]))
@@ -148,7 +151,9 @@ class TagWords:
         closed = [key for key in keys if key and f"{key}>" in body]
         tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
         found = [each for each in tag.finditer(body) if self._is_argument(each, keys)]
-        limits = [*(match.start() for match in found[1:]), len(body)][: len(found)]
+        # The tag that ends a value stays with it.
+        places = (max(match.start(), match.start("gap")) for match in found[1:])
+        limits = [*places, len(body)][: len(found)]
         for match, limit in zip(found, limits, strict=True):
             value = body[match.end() : limit]
             key = match["own"] or match["key"].strip()
@@ -164,45 +169,72 @@ class TagWords:
         names = "|".join(map(re.escape, sorted(keys, key=len, reverse=True))) or "(?!)"
         mark = self._mark_in_tag
         ends = rf"\A|{re.escape(self._value_end or '</')}|</{mark}(?:{names})>"
-        return rf"(?:{ends})\s*(?:{self._mark})?<{mark}(?P<own>{names})>"
+        return rf"(?:{ends})(?P<gap>\s*)(?:{self._mark})?<{mark}(?P<own>{names})>"
 
     def _cleaned(self, value: str) -> str:
-        """Return a raw value without marks, trailing closing tags and surrounding newlines."""
-        begin = end = len(value)
-        for found in self._end.finditer(value):
-            begin = begin if found.start() == end else found.start()
-            end = found.end()
-        if begin < end == len(value):
-            value = value[:begin].rstrip()
+        """Return a raw value without the tags after it, and newlines that belong to tags."""
+        end, is_closed = self._end_of_value(value)
+        value = value[:end]
         before, after = self._verbatim
         if before and value.startswith(before) and value.endswith(after):
             return value.removeprefix(before).removesuffix(after)
-        return value.removeprefix("\n").removesuffix("\n")
+        is_padded = self._pads_values and value.startswith("\n")
+        value = value[is_padded:]
+        return value if is_closed and not is_padded else value.removesuffix("\n")
+
+    def _end_of_value(self, value: str) -> tuple[int, bool]:
+        """Return where the tags after a value begin, and whether one of them ends it.
+
+        A tag that nothing in the value opens, and that stands for its end, does too.
+        """
+        end, is_closed = len(value), False
+        opened = Counter(_OPENED.findall(value))
+        for found in reversed(self._trailing_ends(value)):
+            tag = found[0].rstrip()
+            name = tag.removeprefix("</").rstrip(">")
+            # The reply may end within it.
+            is_end = any(each.startswith(tag) for each in self._value_ends)
+            is_end = is_end or re.match(self._mark, tag) is not None
+            is_last = any(each.startswith(tag) for each in self._call_ends)
+            is_spare = is_last or opened[name] < opened[f"/{name}"]
+            if not (is_end or (is_spare and not is_closed)):
+                break
+            end = found.start()
+            is_closed |= not is_last
+        return end, is_closed
+
+    def _trailing_ends(self, value: str) -> list[re.Match[str]]:
+        """Return the closing tags at the end of a text."""
+        ends: list[re.Match[str]] = []
+        for found in self._end.finditer(value):
+            if ends and ends[-1].end() < found.start():
+                ends.clear()
+            ends.append(found)
+        return ends if ends and ends[-1].end() == len(value) else []
 
     def _pairs(self, body: str) -> Iterator[tuple[str, tuple[str, str]]]:
         """Yield pairs, each of which may lack one of its four tags; for both inner ones `k=v`."""
-        key, key_end, value = self._texts
-        tags = (key, key_end, value, self._value_end)
-        pieces = re.split(f"({'|'.join(map(re.escape, tags))})", body)
-        name = ""
-        before = ""
-        for piece in pieces:
-            text = piece.strip()
-            if piece in tags:
-                if piece == self._value_end and before == key and "=" in name:
-                    name, _, value = name.partition("=")
-                    yield name.strip(), (self._cleaned(value.strip()), "")
+        key, _, value = self._texts
+        tags = "|".join(map(re.escape, (*self._texts, self._value_end)))
+        first, *pieces = re.split(f"({tags})", body)
+        name = first.strip()
+        for before, text, after in zip(
+            pieces[::2], pieces[1::2], [*pieces[2::2], ""], strict=False
+        ):
+            is_closed = after == self._value_end
+            if before == key or (before == self._value_end and not name):
+                name = text.strip() or name
+                if before == key and is_closed and "=" in name:
+                    name, _, text = name.partition("=")
+                    yield name.strip(), (text.strip(), "")
                     name = ""
-                before = piece
-            elif not text:
-                continue
-            elif before in (key, "") or (before == self._value_end and not name):
-                name = text
-            elif name:
-                yield name, (self._cleaned(text), "")
+            elif name and (text.strip() or (before == value and is_closed)):
+                text = text if before == value else text.lstrip()
+                yield name, (text if is_closed else self._cleaned(text), "")
                 name = ""
 
 
+_OPENED = re.compile(r"<(/?[^\s<>/]+)")
 _ATTRIBUTES = re.compile(ATTRIBUTES.ungrouped)
 _LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
 _ATTRIBUTE_TAG = re.compile(r"(?P<begin>.*?[^\s=])(?:\s+(?P<attribute>\w+))?=\"?", re.DOTALL)

@@ -394,7 +394,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         parameter_end=value_end or filled(end, {KEY: ELEMENT_NAME}).strip(),
         block_ends=ends.block_ends,
         other_parameter_ends=tuple(other_ends),
-        pads_values=text_of(begin).endswith("\n") and text_of(end).startswith("\n"),
+        pads_values=dialect.pads_values,
         verbatim=dialect.verbatim,
         requires_ends=dialect.requires_ends,
         types=_types(dialect),
