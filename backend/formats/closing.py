@@ -2,10 +2,12 @@
 
 A value may contain its own end. An end counts only where structure follows, after whitespace. In
 tags that is the tag of another argument, the end of the call or of its block, or the next call; a
-doubled end is one. Where models forget ends, a value also ends before an argument that is declared
-and not yet given, and before the end of a call that something confirms. After a quote it is the
-key of another argument, or the end of the call, and either counts without a quote that is
-missing; inside brackets a comma or the bracket.
+doubled end is one. Families whose models mix up tags also take the tags of each other for an
+argument that is declared and not yet given, and an end named after the argument, `</a>`; grammars,
+which do not know the argument, refuse any such name there. Where models forget ends, a value also
+ends before an argument that is declared and not yet given, and before the end of a call that
+something confirms. After a quote it is the key of another argument, or the end of the call, and
+either counts without a quote that is missing; inside brackets a comma or the bracket.
 
 Readers apply the rule to text that is still growing, and look closer at what follows. Grammars
 refuse a value with a sequence in it that may end it.
@@ -33,6 +35,7 @@ ATTRIBUTE_BEGIN = '="'
 
 _SPACE_CHARS = r"[\s\x1C-\x1F]"
 _GAP, _SPACE = Characters(f"{_SPACE_CHARS}*"), Characters(_SPACE_CHARS)
+_NAME_START = Characters(r"[^\s\x1C-\x1F\x21\x2F<=>?]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ class TagEnds:
         calls: Beginnings of calls, each up to the place of the name.
         key_end: The tag after a key, if there is one.
         value_begin: The tag before a value, if it differs from the argument's.
+        other_begins: Beginnings of arguments in other tags, which count after the end of a value.
+        has_elements: Whether models name tags after arguments, of which grammars know no more than
+            the first and the last character.
     """
 
     ends: tuple[str, ...]
@@ -82,6 +88,8 @@ class TagEnds:
     calls: tuple[Template, ...]
     key_end: str
     value_begin: str
+    other_begins: tuple[Template, ...]
+    has_elements: bool
 
     @classmethod
     def of(cls, reading: Reading, tags: Tags) -> "TagEnds":
@@ -91,12 +99,14 @@ class TagEnds:
         value_end, last_end = "" if KEY in end else text_of(end).strip(), text_of(call_end).strip()
         return cls(
             ends=(value_end, *_without_mark(value_end)),
-            call_ends=(last_end, *_other_ends(last_end)),
+            call_ends=(last_end, *_other_ends(last_end), *tags.other_call_ends),
             block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
             begins=(_tag_start(begin),),
             calls=tuple(dict.fromkeys((_tag_start(call), _last_tag(_tag_start(call))))),
             key_end=_key_end(begin),
             value_begin=_value_begin(begin),
+            other_begins=tuple(map(_other_start, tags.other_parameters)),
+            has_elements=any(map(_is_element, tags.other_parameters)),
         )
 
     def limits(self, tags: Tags, opener: str, after: Template) -> Limits:
@@ -116,7 +126,8 @@ class TagEnds:
         call_ends = self._call_ends(tags, opener) if is_whole else zip(self.call_ends)
         block_ends = zip(self.block_ends)
         follows = (*self.begins, *self.calls, *call_ends, *block_ends)
-        inside = [(mark, _GAP, *follow) for mark in marks for follow in follows]
+        inside = [(mark, _GAP, *each) for mark in marks for each in (*follows, *self.other_begins)]
+        inside += [(">", _GAP, *follow) for follow in follows if self.has_elements]
         if not (begin or tags.requires_ends):
             inside += [*self._call_ends(tags, opener), *self._bare_begins()]
         return Limits(
@@ -218,6 +229,17 @@ def _tag_start(head: Template) -> Template:
     if start.endswith(ATTRIBUTE_BEGIN):
         return (start.removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[0], _SPACE)
     return (start,)
+
+
+def _is_element(parameter: Template) -> bool:
+    """Tell whether an argument is an element named after itself."""
+    return KEY in split_at(parameter, VALUE)[1]
+
+
+def _other_start(parameter: Template) -> Template:
+    """Return the same of an argument in other tags, which may be named after it."""
+    start = _tag_start(split_at(parameter, VALUE)[0])
+    return (*start, _NAME_START) if _is_element(parameter) else start
 
 
 def _last_tag(start: Template) -> Template:

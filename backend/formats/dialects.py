@@ -120,6 +120,8 @@ class Tags:
         misspelling: A text that models wrongly write before the name of such an element.
         object: All arguments as one JSON object, in dialects with tags for that.
         type_tag: An optional tag with the JSON type before that of the value: read, not written.
+        other_parameters: Arguments as models mistakenly write them in place of one that is due.
+        other_call_ends: Texts that they write for the end of a call.
     """
 
     call: Template
@@ -133,6 +135,8 @@ class Tags:
     misspelling: str = ""
     object: Template = ()
     type_tag: Template = ()
+    other_parameters: tuple[Template, ...] = ()
+    other_call_ends: tuple[str, ...] = ()
 
     @property
     def pads_values(self) -> bool:

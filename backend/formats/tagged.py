@@ -493,10 +493,17 @@ MINIMAX_M2_PARAMETER = '<parameter name="'
 # As other vendors write calls: without the family's block, or with theirs.
 MINIMAX_M2_BARE = "<invoke"
 MINIMAX_M2_PLAIN, MINIMAX_M2_PLAIN_END = "<function_calls>", "</function_calls>"
+# As this family, Qwen3-Coder's and those like them mix up their tags.
+QWEN3_CODER_FUNCTION, QWEN3_CODER_FUNCTION_END = "<function=", "</function>"
+QWEN3_CODER_PARAMETER, QWEN3_CODER_PARAMETER_END = "<parameter=", "</parameter>"
+QWEN3_CODER_ARGUMENT = (QWEN3_CODER_PARAMETER, KEY, ">", VALUE, QWEN3_CODER_PARAMETER_END)
+ELEMENT = ("<", KEY, ">", VALUE, "</", KEY, ">")
 
 MINIMAX_M2_TAGS = Tags(
     call=(MINIMAX_M2_INVOKE, NAME, '">\n', ARGUMENTS, MINIMAX_M2_INVOKE_END),
     parameter=(MINIMAX_M2_PARAMETER, KEY, '">', VALUE, "</parameter>\n"),
+    other_parameters=(QWEN3_CODER_ARGUMENT, ELEMENT),
+    other_call_ends=(QWEN3_CODER_FUNCTION_END,),
 )
 
 # As models of other families write them.
@@ -527,6 +534,8 @@ DOTS3_OPENER, DOTS3_CLOSER = "<dots_function_call>", "</dots_function_call>"
 DOTS3_TAGS = Tags(
     call=(MINIMAX_M2_INVOKE, NAME, '">', ARGUMENTS, MINIMAX_M2_INVOKE_END),
     parameter=(MINIMAX_M2_PARAMETER, KEY, '">', VALUE, "</parameter>"),
+    other_parameters=MINIMAX_M2_TAGS.other_parameters,
+    other_call_ends=MINIMAX_M2_TAGS.other_call_ends,
 )
 
 DOTS3 = ToolFormat(
@@ -597,12 +606,12 @@ MINIMAX_M3_THOUGHT = ReasoningFormat(
 # Qwen3-Coder, Nemotron 3, Step 3.5, MiMo: `<function=f><parameter=a>…</parameter></function>`.
 
 QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER = "<tool_call>", "</tool_call>"
-QWEN3_CODER_FUNCTION, QWEN3_CODER_FUNCTION_END = "<function=", "</function>"
-QWEN3_CODER_PARAMETER, QWEN3_CODER_PARAMETER_END = "<parameter=", "</parameter>"
 
 QWEN3_CODER_TAGS = Tags(
     call=(QWEN3_CODER_FUNCTION, NAME, ">\n", ARGUMENTS, QWEN3_CODER_FUNCTION_END),
     parameter=(QWEN3_CODER_PARAMETER, KEY, ">\n", VALUE, f"\n{QWEN3_CODER_PARAMETER_END}\n"),
+    other_parameters=(MINIMAX_M2_TAGS.parameter, ELEMENT),
+    other_call_ends=(MINIMAX_M2_INVOKE_END,),
 )
 
 QWEN3_CODER = ToolFormat(
@@ -641,6 +650,8 @@ _SEED_OSS_REFLECTION, _SEED_OSS_REFLECTION_END = (
 SEED_OSS_TAGS = Tags(
     call=QWEN3_CODER_TAGS.call,
     parameter=(QWEN3_CODER_PARAMETER, KEY, ">", VALUE, f"{QWEN3_CODER_PARAMETER_END}\n"),
+    other_parameters=QWEN3_CODER_TAGS.other_parameters,
+    other_call_ends=QWEN3_CODER_TAGS.other_call_ends,
 )
 
 SEED_OSS = ToolFormat(

@@ -52,6 +52,7 @@ class TagWords:
         self._mark = re.escape(dialect.mark) or "(?!)"
         self._call = re.compile(_opening(call[0]))
         self._call_end = _closing(call_end)
+        self._other_call_end = _any_of(dialect.other_call_ends)
         self._begin = re.compile(_opening(begin[0]))
         self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
         known = TagEnds.of(Reading(dialect), dialect)
@@ -94,7 +95,9 @@ class TagWords:
         for begin, limit in zip(begins, limits, strict=True):
             if not offered_name(_first_label(raw, begin.end()), names):
                 continue
-            end = self._call_end.search(raw, begin.end(), limit)
+            ends = (self._call_end, self._other_call_end)
+            found_ends = (each.search(raw, begin.end(), limit) for each in ends)
+            end = next(filter(None, found_ends), None)
             is_closed = end is not None or limit < len(raw)
             yield begin.start(), begin.end(), end.end() if end else limit, is_closed
 
@@ -178,9 +181,10 @@ class TagWords:
         before, after = self._verbatim
         if before and value.startswith(before) and value.endswith(after):
             return value.removeprefix(before).removesuffix(after)
-        is_padded = self._pads_values and value.startswith("\n")
-        value = value[is_padded:]
-        return value if is_closed and not is_padded else value.removesuffix("\n")
+        line = "\r\n" if value.startswith("\r\n") else "\n"
+        is_padded = self._pads_values and value.startswith(line)
+        value = value.removeprefix(line) if is_padded else value
+        return value if is_closed and not is_padded else value.removesuffix(line)
 
     def _end_of_value(self, value: str) -> tuple[int, bool]:
         """Return where the tags after a value begin, and whether one of them ends it.

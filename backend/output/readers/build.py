@@ -385,7 +385,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         call_ends=ends.call_ends,
         parameter=_pattern(begin, dialect),
         odd_parameter=partial(_odd_pattern, begin, dialect),
-        unmarked_parameter=_unmarked_pattern(begin, dialect),
+        other_parameters=tuple(_other_parameters(begin, dialect)),
         quoted_parameter=_quoted_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
         unopened_parameter=_unopened_pattern(call, begin) if ends.key_end else None,
@@ -394,6 +394,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         parameter_end=value_end or filled(end, {KEY: ELEMENT_NAME}).strip(),
         block_ends=ends.block_ends,
         other_parameter_ends=tuple(other_ends),
+        has_element_ends=ends.has_elements,
         pads_values=dialect.pads_values,
         verbatim=dialect.verbatim,
         requires_ends=dialect.requires_ends,
@@ -413,7 +414,7 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
     if start.endswith("="):
         tag_end = choice(fixed(">"), ahead("\n"))
         return Pattern((fixed(start), SPACE, _QUOTE, _TAG_KEY, _QUOTE, SPACE_IN_LINE, tag_end))
-    if dialect.mark:
+    if start.endswith("<"):
         return _element_pattern(start, dialect.misspelling)
     return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
 
@@ -423,6 +424,14 @@ def _unmarked_pattern(head: Template, dialect: Tags) -> Pattern | None:
     first, *rest = head
     plain = without_mark(str(first))
     return None if plain == first else _pattern((plain, *rest), dialect)
+
+
+def _other_parameters(begin: Template, dialect: Tags) -> Iterator[Pattern]:
+    """Yield the patterns of an opening tag as models write it in place of the correct one."""
+    if unmarked := _unmarked_pattern(begin, dialect):
+        yield unmarked
+    for other in dialect.other_parameters:
+        yield _pattern(split_at(other, VALUE)[0], dialect)
 
 
 _ESCAPED_QUOTE = (any_of(r"\\"), choice(fixed('"'), fixed("'")))

@@ -18,6 +18,7 @@ from backend.output.readers.patterns import (
     after_space,
     either,
     first_match,
+    span_end,
 )
 from backend.output.readers.reader import (
     MAX_NAME_CHARS,
@@ -53,7 +54,7 @@ class TaggedDialect:
         call_ends: Texts that end a call, the correct one first.
         parameter: The beginning of an argument, up to the first character of its value.
         odd_parameter: The same, for those of some names that `parameter` does not read.
-        unmarked_parameter: The beginning of an argument without the mark of its family.
+        other_parameters: The beginnings of an argument as models mistakenly write them.
         quoted_parameter: The beginning of an argument in a string of code.
         parameter_begin: The text that begins every argument.
         unopened_parameter: The beginning of a first argument that lacks its tag, or has that of a
@@ -63,6 +64,7 @@ class TaggedDialect:
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
         block_ends: Texts that end a block of calls, in formats with blocks.
         other_parameter_ends: Texts that models mistakenly write for the end of an argument.
+        has_element_ends: Whether they also name that end after the argument.
         pads_values: Whether newlines around a value belong to the tags.
         verbatim: Optional marks around a value; text between them contains no tags.
         requires_ends: Whether a parameter must have its end, because values may contain tags that
@@ -80,7 +82,7 @@ class TaggedDialect:
     call_ends: tuple[str, ...]
     parameter: Pattern
     odd_parameter: Callable[[tuple[str, ...]], Pattern | None]
-    unmarked_parameter: Pattern | None
+    other_parameters: tuple[Pattern, ...]
     parameter_begin: str
     parameter_end: str
     unopened_parameter: Pattern | None = None
@@ -90,6 +92,7 @@ class TaggedDialect:
     value_begin: str = ""
     block_ends: tuple[str, ...] = ()
     other_parameter_ends: tuple[str, ...] = ()
+    has_element_ends: bool = False
     pads_values: bool = False
     verbatim: tuple[str, str] = ("", "")
     requires_ends: bool = False
@@ -107,6 +110,7 @@ class TaggedDialect:
 _MAX_STRAYS = 3
 _MAX_MENTION_CHARS = 4096
 _NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
+_MAYBE_LINE = re.compile(r"(?:\r?\n|\r\Z)?")
 
 
 class _TagLookahead(SteppingReader):
@@ -237,10 +241,11 @@ class TaggedReader(_TagLookahead):
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
+        self._element = ""
         self._inner_begin = ""
         self._inner_open = 0
         self._doubt = _DoubtfulEnd()
-        self._is_padded = False
+        self._padding = ""
         self._is_scalar = False
         self._strings: JsonStrings | None = None
         self._json = JsonArguments()
@@ -369,7 +374,9 @@ class TaggedReader(_TagLookahead):
         self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
         self._strings = JsonStrings() if self._is_json(parameter) else None
         end = dialect.parameter_end.replace(ELEMENT_NAME, parameter.tag)
-        self._value_ends = (end, *dialect.other_parameter_ends)
+        self._element = name if dialect.has_element_ends else ""
+        own_ends = (f"</{name}>",) if self._element and parameter.tag else ()
+        self._value_ends = (*own_ends, end, *dialect.other_parameter_ends)
         has_elements = dialect.make_value is not None and self._types_of(parameter) != STRING
         self._inner_begin = end.replace("/", "", 1) if has_elements else ""
         self._inner_open = 0
@@ -407,10 +414,13 @@ class TaggedReader(_TagLookahead):
         verbatim = after(self._buffer, position, begin) if begin else REFUTED
         if verbatim == UNDECIDED:
             return verbatim
+        line = self._line_at(position) if self._dialect.pads_values else position
+        self._padding = self._buffer[position:line]
+        if self._padding == "\r":
+            return UNDECIDED
         self._step = self._in_value
-        self._is_padded = self._dialect.pads_values and self._buffer.startswith("\n", position)
         if verbatim == REFUTED:
-            return position + self._is_padded
+            return line
         self._value_ends = (end + self._value_ends[0],)
         self._may_lack_end = False
         return verbatim
@@ -467,7 +477,7 @@ class TaggedReader(_TagLookahead):
         """Match the beginning of a call inside a text, with its first argument, or its end."""
         if self._is_scalar or self._inner_begin:
             return REFUTED
-        line = start + self._buffer.startswith("\n", start)
+        line = self._line_at(start)
         call_end = self._dialect.call_ends[0]
         end = after(self._buffer, line, call_end) if self._doubt.depth else REFUTED
         if end != REFUTED:
@@ -504,9 +514,11 @@ class TaggedReader(_TagLookahead):
 
         The newline belongs to a closing tag only if the opening one has its own.
         """
-        is_padding = self._is_padded or self._closer_at(start) == REFUTED
-        has_newline = end >= 0 and self._buffer.startswith("\n", start)
-        return start + 1 if has_newline and not is_padding else start
+        line = self._line_at(start)
+        if end < 0 or line in (start, end):
+            return start
+        is_longer = line - start > len(self._padding)
+        return line - len(self._padding) if is_longer else start
 
     def _value_end_at(self, start: int) -> int:
         """Return the end of the value's end tag, if the value ends here."""
@@ -514,7 +526,7 @@ class TaggedReader(_TagLookahead):
         if self._inner_begin and (inner := self._inner_at(start, end)):
             return inner
         if end < 0:
-            return either(end, self._bare_end_at(start))
+            return either(end, self._element_end_at(start), self._bare_end_at(start))
         position = end if self._is_scalar else self._skip_strays(end, self._value_ends)
         if self._is_scalar or position < 0:
             return position
@@ -538,7 +550,7 @@ class TaggedReader(_TagLookahead):
 
         The end of an element before that of the call is the value's own.
         """
-        line = start + self._buffer.startswith("\n", start)
+        line = self._line_at(start)
         begin = after(self._buffer, line, self._inner_begin)
         if begin != REFUTED:
             self._inner_open += begin >= 0
@@ -550,6 +562,25 @@ class TaggedReader(_TagLookahead):
         self._inner_open -= last == REFUTED
         return end if last >= 0 else last
 
+    def _element_end_at(self, start: int) -> int:
+        """Return the end of an end tag named after the argument, if no such tag is in the value."""
+        line = self._line_at(start)
+        begin = after(self._buffer, line, f"<{self._element}") if self._element else REFUTED
+        if begin >= 0:
+            self._element = ""
+        if begin != REFUTED or not self._element:
+            return min(begin, REFUTED)
+        end = after(self._buffer, line, f"</{self._element}>")
+        position = after_space(self._buffer, end) if end >= 0 else end
+        if position < 0:
+            return position
+        follows = either(self._marked_at(position).end, self._end_of_call_at(position))
+        return end if follows >= 0 else follows
+
+    def _line_at(self, position: int) -> int:
+        """Return the position after a line break, or the same; one may have begun."""
+        return span_end(_MAYBE_LINE, self._buffer, position)
+
     def _bare_end_at(self, start: int) -> int:
         """Return the end of a value that lacks its end tag.
 
@@ -558,7 +589,7 @@ class TaggedReader(_TagLookahead):
         """
         if not self._may_lack_end:
             return REFUTED
-        line = start + self._buffer.startswith("\n", start)
+        line = self._line_at(start)
         may_follow = line > start or self._dialect.value_begin or self._dialect.requires_ends
         follows = either(
             self._next_parameter_at(line, is_bare=True) if may_follow else REFUTED,
@@ -576,7 +607,7 @@ class TaggedReader(_TagLookahead):
         return either(self._block_end_at(position), next_call)
 
     def _closer_at(self, start: int) -> int:
-        line = start + self._buffer.startswith("\n", start)
+        line = self._line_at(start)
         return self._any_at(line, self._value_ends)
 
     def _candidates(self) -> re.Pattern[str]:
@@ -589,10 +620,10 @@ class TaggedReader(_TagLookahead):
 
     def _parameter_at(self, position: int) -> Match:
         found = self._marked_at(position)
-        unmarked = self._dialect.unmarked_parameter
-        if found.end != REFUTED or unmarked is None:
+        if found.end != REFUTED:
             return found
-        return self._declared(unmarked.match(self._buffer, position))
+        other = first_match(self._buffer, position, *self._dialect.other_parameters)
+        return self._declared(other) if other.name not in self._given else NO_MATCH
 
     def _unopened_at(self, position: int) -> Match:
         unopened = self._dialect.unopened_parameter
@@ -664,4 +695,4 @@ class TaggedReader(_TagLookahead):
 def _places(first: frozenset[str]) -> re.Pattern[str]:
     """Return a pattern for the places where a value may end: before one of these characters."""
     chars = "".join(map(re.escape, sorted(first)))
-    return re.compile(rf"\n?[{chars}]|\n\Z")
+    return re.compile(rf"(?:\r?\n)?[{chars}]|\r?\n\Z|\r\Z")
