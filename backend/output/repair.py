@@ -369,7 +369,8 @@ def _tagged_calls(
         name = offered_name(label, names)
         body = raw[head_end:end]
         types = names.parameter_types(name)
-        arguments = dict(tags.arguments(body, types.names)) or {
+        is_own = raw.startswith(tags.call_begin, begin)
+        arguments = dict(tags.arguments(body, types.names, is_own=is_own)) or {
             key: (text, "") for key, text in tags.attributes(raw, named, end, types.names).items()
         }
         if not arguments and "{" in body:

@@ -41,7 +41,11 @@ def last_name(text: str, names: Names) -> str:
 
 
 class TagWords:
-    """The tags of a dialect, identified by their words."""
+    """The tags of a dialect, identified by their words.
+
+    Attributes:
+        call_begin: The text that begins every call.
+    """
 
     def __init__(self, dialect: Tags) -> None:
         call, call_end = split_at(dialect.call, ARGUMENTS)
@@ -50,13 +54,16 @@ class TagWords:
             isinstance(part, str) and part.startswith("</") for part in begin
         )
         self._mark = re.escape(dialect.mark) or "(?!)"
+        self.call_begin = text_of(call[:1]).strip()
         self._call = re.compile(_opening(call[0]))
         self._call_end = _closing(call_end)
         self._other_call_end = _any_of(dialect.other_call_ends)
         self._begin = re.compile(_opening(begin[0]))
         self._texts = [text_of((part,)).strip() for part in begin if isinstance(part, str)]
         known = TagEnds.of(Reading(dialect), dialect)
-        self._value_ends, self._call_ends = known.ends, known.call_ends
+        self._value_ends, self._call_ends = (
+            [_BLANK.sub("", each) for each in ends] for ends in (known.ends, known.call_ends)
+        )
         ends = (text_of(end).strip(), text_of(call_end).strip())
         texts = "|".join(map(re.escape, filter(None, ends)))
         self._end = re.compile(rf"(?:{texts}|(?:{self._mark})?</[^<>\n]*+>?|{self._mark})\s*+")
@@ -141,15 +148,19 @@ class TagWords:
         return name, head.end() if head else end
 
     def arguments(
-        self, body: str, keys: Collection[str] = ()
+        self, body: str, keys: Collection[str] = (), *, is_own: bool = True
     ) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield keys, with raw value and type; a tag may be named after one of `keys`."""
+        """Yield keys, with raw value and type; a tag may be named after one of `keys`.
+
+        Args:
+            is_own: Whether the call begins as the dialect writes it.
+        """
         if self._is_paired:
             yield from self._pairs(body)
-        yield from self._parameters(body, keys)
+        yield from self._parameters(body, keys, is_own=is_own)
 
     def _parameters(
-        self, body: str, keys: Collection[str]
+        self, body: str, keys: Collection[str], *, is_own: bool
     ) -> Iterator[tuple[str, tuple[str, str]]]:
         closed = [key for key in keys if key and f"{key}>" in body]
         tag = re.compile(f"{self._parameter}|{self._own_tag(closed)}")
@@ -160,7 +171,8 @@ class TagWords:
         for match, limit in zip(found, limits, strict=True):
             value = body[match.end() : limit]
             key = match["own"] or match["key"].strip()
-            yield key, (self._cleaned(value), match["kind"] or "")
+            is_exact = is_own and match[0].startswith(self._texts[0])
+            yield key, (self._cleaned(value, is_own=is_exact), match["kind"] or "")
 
     def _is_argument(self, tag: re.Match[str], keys: Collection[str]) -> bool:
         """Tell whether a tag has the mark of its dialect, or names a declared argument."""
@@ -174,15 +186,18 @@ class TagWords:
         ends = rf"\A|{re.escape(self._value_end or '</')}|</{mark}(?:{names})>"
         return rf"(?:{ends})(?P<gap>\s*)(?:{self._mark})?<{mark}(?P<own>{names})>"
 
-    def _cleaned(self, value: str) -> str:
-        """Return a raw value without the tags after it, and newlines that belong to tags."""
+    def _cleaned(self, value: str, *, is_own: bool = True) -> str:
+        """Return a raw value without the tags after it, and newlines that belong to tags.
+
+        They may belong to any tags that are not the dialect's own.
+        """
         end, is_closed = self._end_of_value(value)
         value = value[:end]
         before, after = self._verbatim
         if before and value.startswith(before) and value.endswith(after):
             return value.removeprefix(before).removesuffix(after)
         line = "\r\n" if value.startswith("\r\n") else "\n"
-        is_padded = self._pads_values and value.startswith(line)
+        is_padded = (self._pads_values or not is_own) and value.startswith(line)
         value = value.removeprefix(line) if is_padded else value
         return value if is_closed and not is_padded else value.removesuffix(line)
 
@@ -191,20 +206,21 @@ class TagWords:
 
         A tag that nothing in the value opens, and that stands for its end, does too.
         """
-        end, is_closed = len(value), False
+        end, is_closed, is_ended = len(value), False, False
         opened = Counter(_OPENED.findall(value))
         for found in reversed(self._trailing_ends(value)):
-            tag = found[0].rstrip()
+            tag = _BLANK.sub("", found[0])
             name = tag.removeprefix("</").rstrip(">")
             # The reply may end within it.
             is_end = any(each.startswith(tag) for each in self._value_ends)
             is_end = is_end or re.match(self._mark, tag) is not None
-            is_last = any(each.startswith(tag) for each in self._call_ends)
-            is_spare = is_last or opened[name] < opened[f"/{name}"]
-            if not (is_end or (is_spare and not is_closed)):
+            is_last = not is_ended and any(each.startswith(tag) for each in self._call_ends)
+            is_spare = not is_closed and opened[name] < opened[f"/{name}"]
+            if not (is_end or is_last or is_spare):
                 break
             end = found.start()
-            is_closed |= not is_last
+            is_ended |= is_end
+            is_closed = is_ended or not is_last
         return end, is_closed
 
     def _trailing_ends(self, value: str) -> list[re.Match[str]]:
@@ -238,6 +254,7 @@ class TagWords:
                 name = ""
 
 
+_BLANK = re.compile(r"\s")
 _OPENED = re.compile(r"<(/?[^\s<>/]+)")
 _ATTRIBUTES = re.compile(ATTRIBUTES.ungrouped)
 _LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""

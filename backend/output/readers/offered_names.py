@@ -34,8 +34,10 @@ class Names(Protocol):
 def offered_name(word: str, names: Names) -> str:
     """Return the offered name in a word, which may have a namespace and a number.
 
-    Any other word before or after it makes it the name of another tool.
+    It may also be written as code, or with the sign of a call after it. Any other word before or
+    after it makes it the name of another tool.
     """
-    name = _NAMESPACE.sub("", word, count=1) if _NAMESPACE.match(word) else word
-    candidates = (word, name, _NUMBER.sub("", word), _NUMBER.sub("", name))
+    plain = word.strip("`").removesuffix(":").removesuffix("()").strip("`")
+    name = _NAMESPACE.sub("", plain, count=1) if _NAMESPACE.match(plain) else plain
+    candidates = (word, plain, name, _NUMBER.sub("", plain), _NUMBER.sub("", name))
     return next(filter(names.is_offered, candidates), "")
