@@ -29,6 +29,7 @@ from backend.output.text import (
     STOPS,
     Automaton,
     FirstText,
+    InnerTags,
     JsonText,
     Scanner,
     Segment,
@@ -302,6 +303,7 @@ class Router:
         self._last_char = ""
         self._follows_frame = False
         self._is_framed = False
+        self._inner = InnerTags(output_format.reasoning.frames)
         self._quotes_thoughts = False
         self._quotation: _Quotation | None = None
         self._quoting_fence = 0
@@ -482,15 +484,15 @@ class Router:
         self._read_content()
         if self._json.is_in_string and not self._in_thought:
             self._emit(marker)
+        elif not self._in_thought and self._inner.has(marker, is_first=self._segment.is_blank):
+            self._enter_inner(marker)
         elif self._is_in_code(marker):
             self._enter_in_code(marker)
-        elif marker in self._format.boxes:
-            self._settle()
         elif marker in reasoning.ends:
             self._enter_end(marker)
         elif marker in (*reasoning.starts, *reasoning.later_starts):
             self._enter_thought(marker)
-        elif marker in (*reasoning.frames, *reasoning.notes):
+        elif marker in (*reasoning.frames, *reasoning.notes, *self._format.boxes):
             self._enter_frame(marker)
         elif marker in self._leavable and (self._is_after_call or self._lacks_closer):
             self._lacks_closer = False
@@ -512,6 +514,14 @@ class Router:
         else:
             self._quote(marker)
 
+    def _enter_inner(self, marker: str) -> None:
+        """Treat a tag of an element in an answer as text, unless it is the last one in a frame."""
+        self._emit(self._stray.release())
+        if self._is_framed and self._inner.last:
+            self._stray.add(marker, may_end_line=False)
+        else:
+            self._emit(marker)
+
     def _enter_end(self, marker: str) -> None:
         if self._in_thought or self._segment.is_blank:
             self._is_framed |= marker == self._format.reasoning.answer
@@ -532,7 +542,9 @@ class Router:
             self._emit(marker)
 
     def _enter_frame(self, marker: str) -> None:
-        if self._in_thought:
+        if marker in self._format.boxes:
+            self._settle()
+        elif self._in_thought:
             if marker not in self._format.reasoning.notes:
                 self._emit(marker)
         elif not self._segment.is_blank:
@@ -548,6 +560,8 @@ class Router:
         Right after a word or a sentence it is markup without doubt.
         """
         reasoning = self._format.reasoning
+        if self._stray.marks and self._stray.marks == self._inner.last:
+            self._emit(self._stray.release())
         self._follows_frame = marker in reasoning.frames or bool(reasoning.bridge)
         if self._stray.text or not self._ends_sentence:
             self._hold(marker)

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -376,6 +376,31 @@ class TextAfterCall(Segment):
         return self._with_held(text)
 
 
+class InnerTags:
+    """Follows elements in an answer that have the name of a frame around it, `<answer>`.
+
+    Attributes:
+        last: The last tag, if it ended one.
+    """
+
+    def __init__(self, frames: Collection[str]) -> None:
+        self._begins = {each for each in frames if each.replace("<", "</", 1) in {*frames} - {each}}
+        self._ends = tuple(each.replace("<", "</", 1) for each in self._begins)
+        self._open = 0
+        self.last = ""
+
+    def has(self, marker: str, *, is_first: bool) -> bool:
+        """Tell whether a marker is a tag of one; the first text of an answer begins its frame."""
+        if marker in self._begins and not is_first:
+            self._open += 1
+            self.last = ""
+            return True
+        is_end = bool(self._open) and bool(self._ends) and marker.endswith(self._ends)
+        self._open -= is_end
+        self.last = marker if is_end else self.last
+        return is_end
+
+
 class StrayMark:
     """Marks held back, with the whitespace after them, until the next text decides.
 
@@ -411,13 +436,16 @@ class StrayMark:
             return ""
         if self._may_end_line and words.startswith("\n"):
             return self.drop() + text
-        passing, self.marks, self._space = self.text + text, "", ""
-        return passing
+        return self.release() + text
 
     def pass_last(self) -> str:
         """Return the text that passes at the end of the reply."""
         if self._may_end_line:
             return self.drop()
+        return self.release()
+
+    def release(self) -> str:
+        """Return all text held back, as text."""
         passing, self.marks, self._space = self.text, "", ""
         return passing
 
