@@ -176,7 +176,8 @@ def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
     ends = (mark for reading in tool_format.readings for mark in call_ends(reading.dialect))
     texts = (*ends, *tool_format.closers, *tool_format.tokens, "```")
     markers = "|".join(re.escape(text) for text in texts if text not in tool_format.openers)
-    return re.compile(rf"(?:(?:{markers})\s*)+\Z")
+    # From the beginning of a run of backticks only: from each of them takes quadratic time.
+    return re.compile(rf"(?:(?<!`)|(?!`))(?:(?:{markers})\s*)+\Z")
 
 
 def _calls_of(

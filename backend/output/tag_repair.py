@@ -12,6 +12,7 @@ from backend.formats.dialects import (
     ARGUMENTS,
     KEY,
     NAME,
+    TYPE,
     VALUE,
     Characters,
     Dialect,
@@ -72,6 +73,11 @@ class TagWords:
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
         self._verbatim = dialect.verbatim
+        type_tag = "[^<]*+".join(
+            re.escape(text_of(each)) for each in split_at(dialect.type_tag or (TYPE,), TYPE)
+        )
+        type_tag = rf"(?<={re.escape(known.key_end)})\s*+{type_tag}"
+        self._type_tag = re.compile(type_tag if dialect.type_tag else "(?!)")
         self._pads_values = dialect.pads_values
         tag_end = self._texts[-1].removeprefix('"') if not self._is_paired else ">"
         self._tag_end = rf"(?:/?>|{re.escape(tag_end)})?"
@@ -236,7 +242,7 @@ class TagWords:
         """Yield pairs, each of which may lack one of its four tags; for both inner ones `k=v`."""
         key, _, value = self._texts
         tags = "|".join(map(re.escape, (*self._texts, self._value_end)))
-        first, *pieces = re.split(f"({tags})", body)
+        first, *pieces = re.split(f"({tags})", self._type_tag.sub("", body))
         name = first.strip()
         for before, text, after in zip(
             pieces[::2], pieces[1::2], [*pieces[2::2], ""], strict=False
