@@ -165,7 +165,7 @@ class Block:
         has_begun = ledger.is_open or self.has_calls
         if not context.in_prose or self._is_certain or has_begun:
             return False
-        raw = context.opener + "".join(self._fed)
+        raw = f"{context.opener}{''.join(self._fed)}"[: _MAX_CHARS + 1]
         markup = markup_of(self._format)
         word, is_whole = markup.first_word(raw)
         is_named = is_whole and bool(offered_name(word, ledger))

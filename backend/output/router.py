@@ -28,6 +28,7 @@ from backend.output.text import (
     TextAfterCall,
     TextAfterThought,
     ThoughtText,
+    pieces_of,
 )
 
 _BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
@@ -160,13 +161,22 @@ class Router:
         if self._is_to_be_owned:
             self._is_to_be_owned = False
             self._open_block("")
-        while self._rest:
-            if self._block is not None:
-                self._apply(self._block.feed(self._rest), self._block)
-            elif self._quotation is not None and not self._quotation.is_call:
-                self._try_quotation(self._quotation)
-            else:
-                self._scan()
+        later: list[str] = []
+        try:
+            while self._rest or later:
+                self._rest, *others = pieces_of(self._rest or later.pop())
+                later += reversed(others)
+                self._route_piece()
+        finally:
+            self._rest += "".join(reversed(later))
+
+    def _route_piece(self) -> None:
+        if self._block is not None:
+            self._apply(self._block.feed(self._rest), self._block)
+        elif self._quotation is not None and not self._quotation.is_call:
+            self._try_quotation(self._quotation)
+        else:
+            self._scan()
 
     def _scan(self) -> None:
         scan = self._scanner.scan(self._rest)
@@ -178,18 +188,22 @@ class Router:
         self._rest = scan.rest
 
     def _end(self, *, truncated: bool) -> None:
+        while self._has_more(truncated=truncated):
+            pass
+
+    def _has_more(self, *, truncated: bool) -> bool:
+        """End what is open, and tell whether that leaves text to route."""
         self._route()
         if self._quotation is not None and self._in_thought:
             self._end_draft(self._quotation, truncated=truncated)
         elif self._quotation is not None:
             self._end_quotation(self._quotation, truncated=truncated)
         if self._block is None:
-            self._flush(truncated=truncated)
-            return
+            return self._flush(truncated=truncated)
         self.ended_mid_call = self._block.is_mid_call
-        self._end_block(self._block, truncated=truncated)
+        return self._end_block(self._block, truncated=truncated)
 
-    def _flush(self, *, truncated: bool) -> None:
+    def _flush(self, *, truncated: bool) -> bool:
         match, rest = self._scanner.match, self._scanner.release()
         if match:
             reasoning = self._format.reasoning
@@ -199,8 +213,7 @@ class Router:
             # What follows a marker is the beginning of a longer one; but a lead may be text.
             is_text = match in self._leads and self._block is None
             self._rest = rest if is_text or not truncated else ""
-            self._end(truncated=truncated)
-            return
+            return True
         self._settle()
         if _BEGUN_TOKEN.fullmatch(rest) and self._may_end_line:
             # Nothing but a special token begins like this, unless a sentence names it.
@@ -213,6 +226,7 @@ class Router:
         self._emit(rest)
         self._send(self._segment.pass_text(self._stray.pass_last()))
         self._send(self._segment.pass_last())
+        return False
 
     def _without_begun_marker(self, rest: str) -> str:
         """Return the last text of a cut-off reply, where it may begin another marker.
@@ -231,14 +245,14 @@ class Router:
     def _unscanned(self) -> str:
         return self._scanner.match + self._scanner.release()
 
-    def _end_block(self, block: Block, *, truncated: bool) -> None:
+    def _end_block(self, block: Block, *, truncated: bool) -> bool:
         output = block.finish(truncated=truncated)
         text = (output.rejected + (output.rest or "")).strip()
         is_stray = text in self._format.tools.openers and self._is_after_call
         self._apply(ReaderOutput(output.deltas) if is_stray else output, block)
         if self._rest:
             self._block = None
-            self._end(truncated=truncated)
+        return bool(self._rest)
 
     def _apply(self, output: ReaderOutput, block: Block) -> None:
         self._rest = output.rest or ""
