@@ -42,6 +42,10 @@ _SENTENCE = re.compile(r"[ \t]++\w")
 _BEFORE_BLOCK = re.compile(r"[\s\[]*")
 _IN_BLOCK = re.compile(r"[\s,\]]*")
 _STRAY_ENDS = re.compile(r"[\s)\]}]*")
+# Text on a line of its own, no call, bracket or marker.
+_TEXT = re.compile(r"[^\S\n]*+\n\s*+[^\s()\[\]{}\"'`,;:=<|\\]")
+# What follows the end of a string.
+_AFTER_STRING = r"\s*+(?:[)}\]]|,\s*+\w++\s*+[=:])"
 _POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
 # Lines of a program without a call; a call has its own brackets.
 _TO_END_OF_LINE = sequence(any_of(r"[^\n]", least=0), fixed("\n"))
@@ -148,10 +152,12 @@ class LiteralCallReader(SteppingReader):
         call_end = self._missing_call_end()
         if self._is_in_bare_value() or (call_end and self._lacks_arguments(self._name)):
             return ReaderOutput(deltas, rejected=held)
-        output = self.feed(call_end + self._missing_block_end())
+        ends = call_end + self._missing_block_end()
+        output = self.feed(ends)
         if self.is_mid_call:
             return ReaderOutput(deltas, rejected=held)
-        return ReaderOutput((*deltas, *output.deltas))
+        text = (output.rest or "")[: -len(ends)]
+        return ReaderOutput((*deltas, *output.deltas), rejected=text)
 
     def _is_in_bare_value(self) -> bool:
         """Tell whether the reply ends in a value without quotes, which may not be whole."""
@@ -316,7 +322,15 @@ class LiteralCallReader(SteppingReader):
         return position + 1
 
     def _after_call(self, position: int) -> int:
-        end = self._expected(position, self._end_of_call_at(position))
+        end = self._end_of_call_at(position)
+        text = self._text_at(position) if end == REFUTED else REFUTED
+        if text >= 0:
+            # The end of the block is missing.
+            self._hand_out_name(position)
+            self._end_call(position)
+            self._is_over = True
+            return position
+        end = self._expected(position, end, text)
         if end < 0:
             return end
         ends_list = not self._dialect.block_end and self._buffer[end - 1] == _LIST_END
@@ -378,10 +392,29 @@ class LiteralCallReader(SteppingReader):
         if position < 0:
             return position
         if self._buffer[position] in _CALL_ENDS:
-            return self._unless_in_program(self._end_of_call_at(position + 1))
+            end = self._unless_in_program(self._end_of_call_at(position + 1))
+            return self._string_before_text_at(position) if end == REFUTED else end
         if self._buffer[position] == ",":
             return self._argument_at(position + 1)
         return either(self._sibling_at(position).end, self._block_end_at(position))
+
+    def _text_at(self, position: int) -> int:
+        """Match the end of a call before a line of text, and not before another call."""
+        found = _TEXT.match(self._buffer, position)
+        call = self._any_call_at(self._buffer, found.end() - 1) if found else Match(0, "")
+        if call.end == REFUTED:
+            return position
+        return UNDECIDED if call.end == UNDECIDED else REFUTED
+
+    def _string_before_text_at(self, bracket: int) -> int:
+        """Match the end of a string in a call before a line of text, if no later quote ends it."""
+        limit = bracket + MAX_QUOTED_CHARS
+        quotes = "|".join(map(re.escape, self._quotes))
+        later = re.compile(rf"(?:{quotes}){_AFTER_STRING}").search(self._buffer, bracket, limit)
+        if later or self._text_at(bracket + 1) == REFUTED:
+            return REFUTED
+        is_open = len(self._buffer) < limit and not self._value.is_last
+        return UNDECIDED if is_open else bracket
 
     def _sibling_at(self, position: int) -> Match:
         """Match the key of an argument that is declared and not yet given, without a comma."""
