@@ -140,7 +140,8 @@ def _outer(
     for call in calls:
         gap = raw[end : call.begin]
         after_start = starts.split(gap)[-1]
-        if _SET_OFF.search(gap) or not markup.has_words(after_start, names):
+        is_set_off = _SET_OFF.search(gap) or gap.rstrip().endswith(_tagged_ends(tool_format))
+        if is_set_off or not markup.has_words(after_start, names):
             outer.append(call)
             end = call.end
     return outer
@@ -153,6 +154,13 @@ def _starts(tool_format: ToolFormat) -> re.Pattern[str]:
     named = (_call_markers(each)[0] for each in dialects if isinstance(each, NamedJson))
     starts = (*tool_format.openers, *(start for start in named if len(start) > 1))
     return re.compile("|".join(map(re.escape, starts)) or "(?!)")
+
+
+@lru_cache
+def _tagged_ends(tool_format: ToolFormat) -> tuple[str, ...]:
+    """Return the whole ends of calls in tags."""
+    calls = (each.dialect.call for each in tool_format.readings if isinstance(each.dialect, Tags))
+    return tuple(filter(None, (text_of(split_at(call, ARGUMENTS)[1]).strip() for call in calls)))
 
 
 @lru_cache
@@ -403,6 +411,7 @@ _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
 # What may stand between calls, and around them.
 _BETWEEN = " \n\t,;[]"
+_BEFORE_BODY = re.compile(rf"\A[{re.escape(_BETWEEN)}]*+(```(?:json)?[{re.escape(_BETWEEN)}]*+)?")
 # The name of a call may be a key, which has no part in the text before it.
 _BEGUN_KEY = re.compile(r"\{\s*\"\Z")
 _LISTED_CALL = sequence(
@@ -580,7 +589,8 @@ class RepairReader:
         context = self._context
         is_marked = context.opener in self._format.openers or self._is_after_call
         opener = "" if self._is_after_call else context.opener
-        body = "" if context.in_prose else self.held.removeprefix(opener).lstrip(_BETWEEN)
+        body = "" if context.in_prose else self.held.removeprefix(opener)
+        body = _BEFORE_BODY.sub("", body)
         # A bare list of data may have names too.
         may_be_calls = self._is_bare_list and self._goes_on is not False
         is_listed = may_be_calls and (_LISTED.match(body) or self._may_be_listed(body))
@@ -740,6 +750,9 @@ class RepairReader:
         """Return the text of calls of other tools, without the markers of their block."""
         text = text.removeprefix(self._context.opener)
         marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
+        before = _BEFORE_BODY.match(self.held.removeprefix(self._context.opener))
+        if before and before[1]:
+            text, marks = _BEFORE_BODY.sub("", text), (*marks, "```")
         text = _BEGUN_KEY.sub("", self._markup.without_strays(text).rstrip()).strip(_BETWEEN)
         while mark := next(filter(text.endswith, marks), ""):
             text = text.removesuffix(mark).rstrip(_BETWEEN)
