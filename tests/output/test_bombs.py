@@ -6,15 +6,14 @@ from tool_replies import FORMATS, tool
 
 from backend.core.step import FinishReason
 from backend.errors import GrammarError
+from backend.output.readers.build import make_reader
 from backend.output.readers.patterns import ATTRIBUTES, Pattern, fixed
 from backend.output.readers.typed_values import ParameterTypes
 from backend.output.replay import cut_evenly
 from backend.output.reply import ReplySpec
-from backend.output.tag_repair import markup_of
-from backend.output.text import Scanner
+from backend.output.router import Router
 from backend.sampling.grammar.tool_parameters import Parameters, kinds
 
-MARKUP = type(markup_of(golden.tool_format("hermes_json")))
 TOOLS = {"note_add": {"type": "object", "properties": {"text": {"type": "string"}}}}
 
 # A bomb takes hours; everything else takes a second or less.
@@ -130,36 +129,38 @@ def test_a_damaged_call_that_is_too_long_is_not_collected():
     assert (found.content, found.finish.reason) == ("", FinishReason.STOP)
 
 
-@pytest.fixture
-def read(monkeypatch):
-    """The lengths of all texts in which a marker or a name was looked for."""
-    lengths = []
+class CountingReader:
+    """A reader that notes how much text it is fed."""
 
-    def counted(of, method):
-        look = getattr(of, method)
+    def __init__(self, reader, lengths):
+        self._reader, self._lengths = reader, lengths
 
-        def counting(self, text):
-            lengths.append(len(text))
-            return look(self, text)
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
 
-        monkeypatch.setattr(of, method, counting)
-
-    counted(Scanner, "scan")
-    counted(MARKUP, "first_word")
-    return lengths
+    def feed(self, text):
+        self._lengths.append(len(text))
+        return self._reader.feed(text)
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("stop", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("begin", ["I will call.\n", "As in\n```\n"], ids=["thought", "fence"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_calls_where_none_is_expected_cost_no_more_than_their_length(name, begin, stop, read):
-    reply = FORMATS[name]
+def test_calls_where_none_is_expected_cost_no_more_than_their_length(name, begin, truncated):
+    reply, lengths = FORMATS[name], []
     in_thought = "`" not in begin
     reasoning = reply.reasoning if in_thought else "none"
     output_format = golden.named_format(reply.parser or name, reasoning)
     start = output_format.reasoning.start if in_thought else ""
-    spec = ReplySpec(format=output_format, tools=TOOLS, prompt_tail=reply.prompt_tail + start)
+    router = Router(
+        output_format,
+        tools=TOOLS,
+        prompt_tail=reply.prompt_tail + start,
+        make_reader=lambda *given: CountingReader(make_reader(*given), lengths),
+    )
     text = begin + f"text {reply.one}\n" * 200
-    golden.play(spec, cut_evenly(text, len(text) // 40), stop)
-    assert sum(read) < 128 * len(text)
+    for chunk in cut_evenly(text, 200):
+        router.feed(chunk)
+    router.finish(truncated=truncated)
+    assert sum(lengths) < 24 * len(text)
