@@ -123,6 +123,7 @@ PYTHONIC_CALLS = Literals(
     constants={"true": ("True", "true"), "false": ("False", "false"), "null": ("None", "null")},
     has_escapes=True,
     has_positions=True,
+    before=("functions.", "tools.", "default_api."),
 )
 
 

@@ -212,7 +212,7 @@ HERMES_TOOLS_OPENER, HERMES_TOOLS_CLOSER = "<tools>", "</tools>"
 TOOL_CODE_FENCE, TOOL_CODE_FENCE_END = "```tool_code\n", "```"
 
 TOOL_CODE_CALLS = replace(
-    PYTHONIC_CALLS, before=("print(", "await ", "default_api."), is_script=True
+    PYTHONIC_CALLS, before=("print(", "await ", *PYTHONIC_CALLS.before), is_script=True
 )
 
 HERMES = ToolFormat(

@@ -353,7 +353,8 @@ class LiteralCallReader(SteppingReader):
     def _end_of_call_at(self, position: int) -> int:
         """Match the text that must follow a call; only commas and brackets belong to the call."""
         position = after_space(self._buffer, position)
-        if position >= 0 and self._dialect.before and self._buffer[position] in _CALL_ENDS:
+        is_wrapped = any("(" in text for text in self._dialect.before)
+        if position >= 0 and is_wrapped and self._buffer[position] in _CALL_ENDS:
             position = after_space(self._buffer, position + 1)
         if position < 0:
             return position
