@@ -253,7 +253,8 @@ HYPERCLOVAX = ToolFormat(
     name="hyperclovax",
     aliases=("hyperclovax_seed_think_14b",),
     clues=(in_template(HYPERCLOVAX_OPENER.strip()),),
-    openers=(HYPERCLOVAX_OPENER,),
+    # The line break may be missing.
+    openers=(HYPERCLOVAX_OPENER, HYPERCLOVAX_OPENER.rstrip()),
     tokens=(HYPERCLOVAX_TURN,),
     readings=(Reading(JSON_CALLS),),
     frames=(_list_of_calls(HYPERCLOVAX_OPENER),),

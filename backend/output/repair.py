@@ -351,7 +351,7 @@ def _literal_calls(
             inner = _OBJECT.match(raw, found.end())
             is_round = raw[found.end() - 1] == "("
             is_json = inner is not None and is_round
-            members = partial(read_members, closer=")") if is_round and has_others else read_members
+            members = partial(read_members, closer=")") if is_round else read_members
             read = read_json if is_json else members
             arguments = read(raw, inner.start(1) if inner and is_json else found.end(), quotes)
         except NotJsonError:
@@ -529,7 +529,8 @@ class RepairReader:
     def feed(self, text: str) -> ReaderOutput:
         """Read more text, up to the end of the block or until it turns out not to be one."""
         self.held += text
-        if self._is_after_call and self.held.lstrip().startswith(self._format.openers):
+        openers = tuple(opener.lstrip() for opener in self._format.openers)
+        if self._is_after_call and self.held.lstrip().startswith(openers):
             return ReaderOutput(rest=self.held)
         if not (self._is_call or self._has_others) and not self._decide():
             if self._is_undecided():
