@@ -1,409 +1,26 @@
-"""Finds calls in the whole text of a block, however damaged, in each dialect."""
+"""Collects a damaged block, and emits its calls at the end."""
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Iterator
 
 from backend.core.step import ContentDelta, Delta
-from backend.formats import literal, tagged
-from backend.formats.dialects import (
-    ARGUMENTS,
-    JSON_CALLS,
-    NESTING_KEYS,
-    Literals,
-    NamedJson,
-    Objects,
-    Reading,
-    Tags,
-    split_at,
-    text_of,
-)
+from backend.formats.dialects import NESTING_KEYS
 from backend.formats.format import ToolFormat
 from backend.output.readers.literal_lists import list_end
 from backend.output.readers.offered_names import NAMESPACES, Names, offered_name
 from backend.output.readers.patterns import SPACE, Piece, choice, fixed, sequence, spaced
 from backend.output.readers.reader import ReaderContext, ReaderOutput
-from backend.output.readers.tolerant_json import (
-    ODD_QUOTES,
-    NotJsonError,
-    Repaired,
-    read_json,
-    read_members,
-    repaired_value,
+from backend.output.readers.typed_values import ParameterTypes, describes_arguments
+from backend.output.repaired_calls import (
+    ARGUMENT_KEYS,
+    CALL_KEYS,
+    NAME_KEYS,
+    RepairedCall,
+    block_ends,
+    repaired_calls,
 )
-from backend.output.readers.typed_values import (
-    NOT_A_STRING,
-    STRING,
-    ParameterTypes,
-    describes_arguments,
-    json_string,
-)
-from backend.output.tag_repair import (
-    TagWords,
-    call_ends,
-    goes_on_as_call,
-    last_name,
-    markup_of,
-)
+from backend.output.tag_repair import goes_on_as_call, markup_of
 from backend.output.text import JsonText
-
-_NAME_KEYS = ("name", "tool_name", *NESTING_KEYS, "tool")
-_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params")
-_CALL_KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "type", "id", "index", "tool_call_id"}
-_NAMED = re.compile(
-    r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""
-    r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
-)
-# Repairs of an object that Python would read.
-_OF_PYTHON = ("strings in", "a Python constant")
-_CLOSERS = re.compile(r"\s*\)")
-# Arguments may be an object, or that with the stars that unpack it.
-_OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
-# After a call that cannot be read, another begins after a bracket, not after words or a quote.
-_SET_OFF = re.compile(r"(?:[}\])][\s,;]*+\{?[\"']?|</[^<>\n]*>\s*+)\Z")
-_CALLED = re.compile(r"(?<![\w./-])([\w./-]++(?::\d++)?)\s*+[({]")
-# Each failure may have read to the end of the block: after this many it is not a call.
-_MAX_FAILURES = 32
-
-
-# Models that drift from their own format fall back to these.
-_FALLBACKS = tuple(
-    Reading(dialect)
-    for dialect in (
-        tagged.QWEN3_CODER_TAGS,
-        tagged.PADDED_MINIMAX_M2_TAGS,
-        JSON_CALLS,
-        literal.PYTHONIC_CALLS,
-    )
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _RepairedCall:
-    """A call that was read despite damage.
-
-    Attributes:
-        arguments: A JSON object.
-        begin: The place of its name, tag or brace.
-        is_open: Whether the text ended before the arguments did.
-    """
-
-    name: str
-    arguments: str
-    begin: int
-    end: int
-    reasons: tuple[str, ...] = ()
-    is_open: bool = False
-
-
-def _repaired_calls(
-    tool_format: ToolFormat,
-    raw: str,
-    names: Names,
-    *,
-    is_cut: bool = False,
-    has_others: bool = False,
-) -> list[_RepairedCall]:
-    """Return the calls in a block, opener included, by the first dialect that finds any.
-
-    Calls inside the arguments of another do not count.
-
-    Args:
-        is_cut: Whether the reply ended before the block did.
-        has_others: Whether the block has calls of other tools: then it must be sound.
-    """
-    failures = iter(range(0 if has_others else _MAX_FAILURES))
-    quotes = _quotes(tool_format)
-    # JSON that lacks its end ends before the markers.
-    body = _last_markers(tool_format).sub("", raw)
-    for reading in (*tool_format.readings, *(() if has_others else _FALLBACKS)):
-        is_json = isinstance(reading.dialect, Objects | NamedJson)
-        text = body if is_json else raw
-        if isinstance(reading.dialect, Literals):
-            calls = _literal_calls(quotes, text, names, failures, has_others=has_others)
-        else:
-            calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
-        if found := _outer(tool_format, calls, text, names):
-            return found
-    return []
-
-
-def _outer(
-    tool_format: ToolFormat, calls: Iterable[_RepairedCall], raw: str, names: Names
-) -> list[_RepairedCall]:
-    """Return the calls that are not part of a value, which code and examples of calls may be."""
-    markup, starts = markup_of(tool_format), _starts(tool_format)
-    outer = []
-    end = 0
-    for call in calls:
-        gap = raw[end : call.begin]
-        after_start = starts.split(gap)[-1]
-        is_set_off = _SET_OFF.search(gap) or gap.rstrip().endswith(_tagged_ends(tool_format))
-        if is_set_off or not markup.has_words(after_start, names):
-            outer.append(call)
-            end = call.end
-    return outer
-
-
-@lru_cache
-def _starts(tool_format: ToolFormat) -> re.Pattern[str]:
-    """Return a pattern for the markers that calls begin after."""
-    dialects = (reading.dialect for reading in tool_format.readings)
-    named = (_call_markers(each)[0] for each in dialects if isinstance(each, NamedJson))
-    starts = (*tool_format.openers, *(start for start in named if len(start) > 1))
-    return re.compile("|".join(map(re.escape, starts)) or "(?!)")
-
-
-@lru_cache
-def _tagged_ends(tool_format: ToolFormat) -> tuple[str, ...]:
-    """Return the whole ends of calls in tags."""
-    calls = (each.dialect.call for each in tool_format.readings if isinstance(each.dialect, Tags))
-    return tuple(filter(None, (text_of(split_at(call, ARGUMENTS)[1]).strip() for call in calls)))
-
-
-@lru_cache
-def _block_ends(tool_format: ToolFormat, opener: str) -> tuple[str, ...]:
-    """Return the texts that end a block, and not just a call in it."""
-    ends = (end for each in tool_format.readings_at(opener) for end in (each.end, *each.other_ends))
-    return tuple(dict.fromkeys(filter(None, ends)))
-
-
-@lru_cache
-def _quotes(tool_format: ToolFormat) -> tuple[str, ...]:
-    """Return the quotes of a format, and those of most programming languages."""
-    dialects = [reading.dialect for reading in tool_format.readings]
-    own = [quote for each in dialects if isinstance(each, Literals) for quote in each.quotes]
-    return tuple(dict.fromkeys((*own, *literal.PYTHONIC_CALLS.quotes, '"', "'")))
-
-
-@lru_cache
-def _last_markers(tool_format: ToolFormat) -> re.Pattern[str]:
-    """Return a pattern for the markers at the end of a block."""
-    ends = (mark for reading in tool_format.readings for mark in call_ends(reading.dialect))
-    texts = (*ends, *tool_format.closers, *tool_format.tokens, "```")
-    markers = "|".join(re.escape(text) for text in texts if text not in tool_format.openers)
-    # From the beginning of a run of backticks only: from each of them takes quadratic time.
-    return re.compile(rf"(?:(?<!`)|(?!`))(?:(?:{markers})\s*)+\Z")
-
-
-def _calls_of(
-    reading: Reading, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
-) -> Iterator[_RepairedCall]:
-    match reading.dialect:
-        case Objects():
-            yield from _object_calls(raw, names, failures)
-        case NamedJson():
-            yield from _named_calls(reading.dialect, raw, names, failures)
-        case Tags():
-            yield from _tagged_calls(reading.dialect, raw, names, failures, is_cut=is_cut)
-
-
-def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[_RepairedCall]:
-    # Without a marker, an object with other keys is an answer.
-    is_bare = raw.lstrip().startswith(("{", "["))
-    position = raw.find("{")
-    while position >= 0:
-        try:
-            found = read_json(raw, position, ODD_QUOTES)
-        except NotJsonError:
-            call = None if is_bare else _broken_object(raw, position, names)
-            if call is not None:
-                yield call
-            elif next(failures, None) is None:
-                return
-            position = raw.find("{", call.end if call else position + 1)
-            continue
-        call = _call_of(found, position, names, is_doubtful=is_bare)
-        if call is not None:
-            yield call
-        position = raw.find("{", found.end)
-
-
-def _call_of(
-    found: Repaired, begin: int, names: Names, *, is_doubtful: bool
-) -> _RepairedCall | None:
-    """Return the call that an object, which begins there, represents, if any."""
-    fields = found.members
-    for key in NESTING_KEYS:
-        if fields.get(key, "").startswith("{"):
-            fields = {**fields, **read_json(fields[key], 0).members}
-    texts = (_text_in(fields[key]) for key in _NAME_KEYS if key in fields)
-    name = offered_name(next((text for text in texts if text is not None), ""), names)
-    given = next((fields[key] for key in _ARGUMENT_KEYS if key in fields), "")
-    if not name and len(fields) == 1:
-        # The key is the name.
-        [(key, given)] = fields.items()
-        name = offered_name(key, names)
-    if given in ("", "{}"):
-        given = _members_beside(fields, name, names) or given
-    if (text := _text_in(given)) is not None:
-        given = _object_in(text) if text.strip() else "null"
-    lacks_some = is_doubtful and bool(names.parameter_types(name).required)
-    is_missing = given == "null" or not (given or lacks_some or found.is_open)
-    is_sound = all(each.startswith(_OF_PYTHON) for each in found.reasons)
-    if is_missing and is_sound and fields.keys() <= _CALL_KEYS:
-        given = "{}"
-    if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= _CALL_KEYS):
-        return None
-    return _RepairedCall(name, given, begin, found.end, found.reasons, is_open=found.is_open)
-
-
-def _members_beside(fields: Mapping[str, str], name: str, names: Names) -> str:
-    """Return the arguments beside the name of a call as an object; nothing if there are others."""
-    others = {key: value for key, value in fields.items() if key not in _CALL_KEYS}
-    types = names.parameter_types(name)
-    if not others or not others.keys() <= {*types.names} or not types.fit(others.keys()):
-        return ""
-    return f"{{{', '.join(f'{json_string(key)}: {value}' for key, value in others.items())}}}"
-
-
-def _text_in(value: str) -> str | None:
-    """Return the text of a JSON string, or `None` for another value."""
-    return str(json.loads(value)) if value.startswith('"') else None
-
-
-def _object_in(text: str) -> str:
-    """Return the object in a text as JSON, or an empty text."""
-    try:
-        return read_json(text, 0).text
-    except NotJsonError:
-        return ""
-
-
-def _broken_object(raw: str, position: int, names: Names) -> _RepairedCall | None:
-    """Return the call in an object that ends too early or too late."""
-    found = _NAMED.match(raw, position)
-    name = offered_name(found["name"], names) if found else ""
-    if found is None or not name:
-        return None
-    try:
-        arguments = read_json(raw, found.end())
-    except NotJsonError:
-        return None
-    reasons = ("a damaged object",)
-    return _RepairedCall(name, arguments.text, position, arguments.end, reasons, arguments.is_open)
-
-
-def _named_calls(
-    dialect: NamedJson | None, raw: str, names: Names, failures: Iterator[int]
-) -> Iterator[_RepairedCall]:
-    """Yield calls with names before JSON."""
-    if raw.lstrip().startswith(("{", "[{")):
-        return
-    start, end = _call_markers(dialect) if dialect else ("", "")
-    ends = _marks_at_end(dialect) if dialect else re.compile("(?!)")
-    offset = 0
-    for part in raw.split(start) if len(start) > 1 else [raw]:
-        body = ends.sub("", part.partition(end)[0] if len(end) > 1 else part)
-        begin, position, name = body.find("{"), 0, ""
-        while begin >= 0:
-            # A name comes directly before its arguments: no bracket closes between them.
-            _, closer, after = body[position:begin].rpartition("}")
-            name = last_name(after, names) or ("" if closer else name)
-            position = begin + 1
-            if name:
-                try:
-                    found = read_json(body, begin)
-                except NotJsonError:
-                    if next(failures, None) is None:
-                        return
-                    begin = body.find("{", position)
-                    continue
-                named, stop = offset + body.rfind(name, 0, begin), offset + found.end
-                yield _RepairedCall(name, found.text, named, stop, found.reasons, found.is_open)
-                position, name = found.end, ""
-            begin = body.find("{", position)
-        offset += len(part) + len(start)
-
-
-@lru_cache
-def _marks_at_end(dialect: NamedJson) -> re.Pattern[str]:
-    """Return a pattern for the marks after the arguments of a call."""
-    marks = "|".join(map(re.escape, call_ends(dialect))) or "(?!)"
-    # From the beginning of white space only: from each of its characters takes quadratic time.
-    return re.compile(rf"(?<!\s)\s*+(?:(?:{marks})\s*+)+\Z")
-
-
-def _call_markers(dialect: NamedJson) -> tuple[str, str]:
-    begin, end = split_at(dialect.call, ARGUMENTS)
-    return text_of(begin[:1]).strip(), text_of(end[-1:]).strip().strip("`").strip()
-
-
-def _literal_calls(
-    quotes: tuple[str, ...],
-    raw: str,
-    names: Names,
-    failures: Iterator[int],
-    *,
-    has_others: bool = False,
-) -> Iterator[_RepairedCall]:
-    """Yield calls in brackets of any kind."""
-    position = 0
-    while found := _CALLED.search(raw, position):
-        position = found.end()
-        name = offered_name(found[1], names)
-        if not (name or has_others):
-            continue
-        try:
-            # A bracket unknown to the dialect counts as the known one, and may enclose an object.
-            inner = _OBJECT.match(raw, found.end())
-            is_round = raw[found.end() - 1] == "("
-            is_json = inner is not None and is_round
-            members = partial(read_members, closer=")") if is_round else read_members
-            read = read_json if is_json else members
-            arguments = read(raw, inner.start(1) if inner and is_json else found.end(), quotes)
-        except NotJsonError:
-            if next(failures, None) is None:
-                return
-            continue
-        closer = _CLOSERS.match(raw, arguments.end)
-        end = closer.end() if closer else arguments.end
-        reasons = arguments.reasons or ("other brackets",)
-        begin = found.start(1)
-        if name:
-            yield _RepairedCall(name, arguments.text, begin, end, reasons, arguments.is_open)
-        position = end
-
-
-def _tagged_calls(
-    dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
-) -> Iterator[_RepairedCall]:
-    """Yield calls in tags, some of which are missing, repeated or wrong."""
-    tags = TagWords(dialect)
-    raw = tags.with_lines(raw)
-    for begin, named, end, is_closed in tags.calls(raw, names):
-        label, head_end = tags.name_at(raw, named)
-        name = offered_name(label, names)
-        body = raw[head_end:end]
-        types = names.parameter_types(name)
-        is_own = raw.startswith(tags.call_begin, begin)
-        arguments = dict(tags.arguments(body, types.names, is_own=is_own)) or {
-            key: (text, "") for key, text in tags.attributes(raw, named, end, types.names).items()
-        }
-        if not arguments and "{" in body:
-            moved = head_end - len(name) - 1
-            found = _named_calls(None, f"{name} {body}", names, failures)
-            for call in (each for each in found if each.name == name):
-                yield replace(call, begin=begin, end=call.end + moved)
-            continue
-        if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):
-            return
-        fields = (
-            f"{json_string(key)}: {_value(text, kind, types, key, dialect)}"
-            for key, (text, kind) in arguments.items()
-        )
-        text = f"{{{', '.join(fields)}}}"
-        yield _RepairedCall(name, text, begin, end, ("tags",), is_open=not is_closed)
-
-
-def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
-    if kind and kind in dialect.types.values():
-        is_string = kind == dialect.types["string"]
-        return repaired_value(text, STRING if is_string else NOT_A_STRING)
-    return repaired_value(text, types.of(key))
-
 
 _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
@@ -443,9 +60,9 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
     while found := _KEY.match(raw, position):
         key, position = found[1], found.end()
         follows = raw[position : position + 1]
-        if key in _ARGUMENT_KEYS:
+        if key in ARGUMENT_KEYS:
             return _are_bare_arguments(raw, position, names.parameter_types(name))
-        if key not in _CALL_KEYS:
+        if key not in CALL_KEYS:
             is_name = is_first and bool(offered_name(key, names)) and follows in ("", "{")
             return None if is_name and not follows else is_name
         if follows == "{" and key in NESTING_KEYS:
@@ -454,7 +71,7 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
         value = _SCALAR.match(raw, position)
         if value is None or value.end() == len(raw):
             return None
-        name = offered_name(value[0].strip().strip("\"'"), names) if key in _NAME_KEYS else name
+        name = offered_name(value[0].strip().strip("\"'"), names) if key in NAME_KEYS else name
         if is_list and (next_object := _NEXT_OBJECT.match(raw, value.end())):
             position = next_object.end()
             continue
@@ -669,7 +286,7 @@ class RepairReader:
         """Return the place of the next mark that may end the block, and the end there."""
         marks = self._format.closers
         if self._has_others and self._context.opener == self._format.opener:
-            marks = _block_ends(self._format, self._context.opener) or marks
+            marks = block_ends(self._format, self._context.opener) or marks
         places = ((self.held.find(mark, self._searched), len(mark)) for mark in marks)
         found = [(place, place + chars) for place, chars in places if place >= 0]
         opener = self._context.opener.strip() or "\0"
@@ -696,7 +313,7 @@ class RepairReader:
             ledger.abandon()
             return ReaderOutput(rest=rest)
         is_short = len(raw) <= _MAX_BLOCK_CHARS
-        calls = _repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
+        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
         if ledger.is_open and calls and calls[0].name != ledger.open_name:
             # The text that was emitted as arguments contains no calls.
             calls = [call for call in calls if call.begin >= self._unread]
@@ -729,7 +346,7 @@ class RepairReader:
         raw, rest = self.held[:end], self.held[end:]
         ledger = self._context.calls
         is_short = len(raw) <= _MAX_BLOCK_CHARS
-        found = _repaired_calls(self._format, raw, ledger, has_others=True) if is_short else []
+        found = repaired_calls(self._format, raw, ledger, has_others=True) if is_short else []
         calls = [call for call in found if not call.is_open]
         if not calls:
             # What looks like a call in the arguments of another tool is none.
@@ -759,7 +376,7 @@ class RepairReader:
             text = text.removesuffix(mark).rstrip(_BETWEEN)
         return text
 
-    def _completed(self, call: _RepairedCall | None) -> Iterator[Delta]:
+    def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
         """Yield the rest of the arguments of a partly emitted call."""
         ledger = self._context.calls
         delta = ledger.settle(call.arguments) if call else None
@@ -770,16 +387,16 @@ class RepairReader:
         yield delta
         ledger.complete(*call.reasons)
 
-    def _is_name_alone(self, call: _RepairedCall) -> bool:
+    def _is_name_alone(self, call: RepairedCall) -> bool:
         """Tell whether a call of a tool with required arguments has none."""
         names = self._context.calls
         return call.arguments == "{}" and names.lacks_arguments(call.name, call.arguments)
 
-    def _lacks_arguments(self, call: _RepairedCall) -> bool:
+    def _lacks_arguments(self, call: RepairedCall) -> bool:
         """Tell whether a call that nothing has closed lacks required arguments."""
         return call.is_open and self._context.calls.lacks_arguments(call.name, call.arguments)
 
-    def _handed_out(self, call: _RepairedCall, *, is_short: bool) -> Iterator[Delta]:
+    def _handed_out(self, call: RepairedCall, *, is_short: bool) -> Iterator[Delta]:
         ledger = self._context.calls
         yield ledger.open(call.name)
         if is_short:
