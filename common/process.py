@@ -47,10 +47,13 @@ def _shares(group: ControlGroup) -> Iterator[float]:
 
 
 _SECRET_NAME = re.compile(
-    r"(^|_)(TOKENS?|SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|API_?KEYS?|ACCESS_?KEYS?"
-    r"|ACCESS_KEY_ID|PRIVATE_?KEYS?|AUTH|COOKIE)(_|$)",
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|(API|ACCESS|PRIVATE)_?KEY"
+    r"|(^|_)AUTH(_|$)|((^|_)(KEY|PAT|JWT|DSN)|_PASS|\wPWD)\d*$",
     re.IGNORECASE,
 )
+# `scheme://user:password@host`; a proxy of a download may need its own.
+_LOGIN = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
+_PROXY = re.compile(r"PROXY$", re.IGNORECASE)
 # They steer a server, or describe the relation of a process to its starter.
 _OWN_NAME = re.compile(
     r"(LISTEN_|WATCHDOG_|OTEL_|GRPC_|LOCALAI_(?!LOG_LEVEL))"
@@ -59,12 +62,18 @@ _OWN_NAME = re.compile(
 )
 
 
+def _is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable is a secret by its name, or holds a login; PWDs are directories."""
+    is_login = _LOGIN.search(value) and not _PROXY.search(name)
+    return bool(is_login or (_SECRET_NAME.search(name) and name != "OLDPWD"))
+
+
 def withhold_secrets(environment: MutableMapping[str, str]) -> Mapping[str, str]:
-    """Remove the variables that are secrets by their names, and return them.
+    """Remove the variables that are secrets, and return them.
 
     What this process starts afterwards inherits none of them.
     """
-    names = [name for name in environment if _SECRET_NAME.search(name)]
+    names = [name for name, value in environment.items() if _is_secret(name, value)]
     return {name: environment.pop(name) for name in names}
 
 
@@ -73,7 +82,7 @@ def for_children(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not (_SECRET_NAME.search(name) or _OWN_NAME.match(name))
+        if not (_is_secret(name, value) or _OWN_NAME.match(name))
     }
 
 

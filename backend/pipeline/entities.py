@@ -56,7 +56,8 @@ async def classify(
         case ModelKind.EXTRACTOR:
             entities = _entities(call.text, await extract(call, model, engine))
         case _:
-            nature = f"is a {kind.value}: it does not label tokens"
+            article = "an" if kind is ModelKind.ENCODER else "a"
+            nature = f"is {article} {kind.value}: it does not label tokens"
             raise UnsupportedError(f"TokenClassify: {model.card.name} {nature}")
     spent_ms = (time.monotonic() - started) * 1000.0
     log.info("classification chars=%d entities=%d ms=%.0f", len(call.text), len(entities), spent_ms)

@@ -23,7 +23,7 @@ async def list_prompt_cache(
 ) -> PromptCacheListing:
     """Return the content of the prompt cache; the engine answers between two turns."""
     if model.card.kind is not ModelKind.DECODER:
-        problem = f"{model.card.name} is a {model.card.kind.value}: it has no prompt cache"
+        problem = f"{model.card.name} is no decoder: it has no prompt cache"
         raise UnsupportedError(problem)
     head_tokens = _HEAD_TOKENS if call.wants_words else 0
     request = ListingRequest(max_prefixes=call.max_prefixes, head_tokens=head_tokens)

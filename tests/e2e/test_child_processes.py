@@ -30,6 +30,9 @@ SECRETS = {
     "AWS_ACCESS_KEY_ID": "id",
     "OPENAI_API_KEY": "key",
     "DB_PASSWORD": "word",
+    **dict.fromkeys(("PGPASSWORD", "MYSQL_PWD", "GHTOKEN", "MY_TOKEN2", "CLIENTSECRET"), "word"),
+    **dict.fromkeys(("OPENAI_KEY", "SIGNING_KEY", "GITHUB_PAT", "SMTP_PASS", "JWT"), "word"),
+    "DATABASE_URL": "postgres://me:word@db/x",
 }
 SETTINGS = {
     "AGX_RELAX_CDM_CTXSTORE_TIMEOUT": "1",
@@ -37,6 +40,9 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "MLX_METAL_JIT": "1",
     "A_VARIABLE_OF_MINE": "kept",
+    "OLDPWD": "/",
+    "KEYBOARD": "us",
+    "http_proxy": "http://me:word@proxy:3128",
 }
 AUTHORISED = (("authorization", f"Bearer {SESAME}"),)
 

@@ -48,6 +48,7 @@ from backend.rpc.parsing.checks import (
     require_path,
     require_printable,
     require_range,
+    truth,
 )
 from backend.rpc.parsing.load_options import RANGES
 from backend.rpc.parsing.message_fields import (
@@ -142,7 +143,6 @@ HINTS = {hint.value: hint for hint in (CacheHint.KEEP, CacheHint.ONCE)}
 PRIORITY_KEY = "priority"
 PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 SPECULATION_KEY = "speculation"
-SPECULATION_OFF = "off"
 PROMPT_FIELDS = (
     *("Prompt", "UseTokenizerTemplate", "Messages", "Tools", "ToolChoice", "Metadata"),
     *("Images", "Audios", "Videos"),
@@ -191,7 +191,7 @@ def _params(request: pb.PredictOptions, tuning: TuningOptions) -> GenerationPara
         cache_hint=_known(HINT_KEY, request, HINTS, CacheHint.NONE),
         cache_path=require_path("PromptCachePath", request.PromptCachePath),
         priority=_known(PRIORITY_KEY, request, PRIORITIES, Priority.NORMAL),
-        may_speculate=request.Metadata.get(SPECULATION_KEY, "") != SPECULATION_OFF,
+        may_speculate=truth(request.Metadata.get(SPECULATION_KEY)) is not False,
         # Hosts send 0 for unset.
         max_draft_tokens=require_range("NDraft", request.NDraft, Range(0)) or None,
     )

@@ -40,7 +40,7 @@ from backend.rpc.parsing.checks import (
     require_range,
 )
 from common.log import shortened
-from common.options import OptionField, OptionValue, option_fields, split_entry
+from common.options import OptionField, OptionValue, described, option_fields, split_entry
 
 OPTION_FIELDS = option_fields(TuningOptions)
 _PARSER = "tool_parser"
@@ -97,6 +97,9 @@ PATH_OPTIONS = frozenset({"cache_dir", "hostfile"})
 
 Given = TypeVar("Given")
 
+# Each takes a look at all known options.
+_MAX_HINTS = 8
+
 log = logging.getLogger(__name__)
 
 
@@ -118,7 +121,10 @@ def _known_options(options: Iterable[str]) -> dict[str, str]:
     unknown = dict.fromkeys(name for name, _ in entries if name not in OPTION_FIELDS)
     if unknown:
         # Hosts and importers add options for other backends to every model.
-        log.info("Options: ignoring unknown options: %s", shortened(", ".join(unknown)))
+        names = described(tuple(unknown)[:_MAX_HINTS], OPTION_FIELDS, {})
+        more = ", ".join(tuple(unknown)[_MAX_HINTS:])
+        text = ", ".join(filter(None, (names, more)))
+        log.info("Options: ignoring unknown options: %s", shortened(text))
     known = [(name, _text(name, text)) for name, text in entries if name in OPTION_FIELDS]
     return {name: text for name, text in known if text is not None}
 

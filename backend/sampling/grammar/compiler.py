@@ -67,9 +67,11 @@ class _Tokens:
 _MAX_FORCED_CHOICES = 64
 
 
-_DIGITS = b"0123456789"
 # More than those of any double; a decimal may have 38.
 _MAX_DIGITS = 40
+# Those of an exponent: doubles end at 308.
+_LAST_DIGITS = 2
+_BEFORE_EXPONENT = _MAX_DIGITS - _LAST_DIGITS
 # A number is followed by none of these letters, unlike a digit of a text.
 _LETTERS = b"xyz"
 _JSON_RULE = "%json "
@@ -87,20 +89,35 @@ class _EndOfNumbers:
         pieces = vocabulary.pieces
         self._pieces = pieces
         self._letters = [pieces.index(bytes([b])) for b in _LETTERS if bytes([b]) in pieces]
-        bits = np.ones(vocabulary.mask_words * 32, np.uint8)
-        bits[[i for i, piece in enumerate(pieces) if piece[:1].isdigit()]] = 0
-        self._others = np.packbits(bits, bitorder="little").view(np.int32)
+        bits = np.ones((_LAST_DIGITS + 1, vocabulary.mask_words * 32), np.uint8)
+        for token_id, piece in enumerate(pieces):
+            digits = len(piece) - len(piece.lstrip(b"0123456789"))
+            bits[:digits, token_id] = 0
+        # Of tokens that begin with so many digits at most.
+        self._masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
 
     def digits_after(self, digits: int, token_id: int) -> int:
-        """Return how many digits end a text that a token follows."""
-        piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
-        own = len(piece) - len(piece.rstrip(_DIGITS))
-        return digits + own if own == len(piece) else own
+        """Return how many digits of a number a token ends with, or has used up with its exponent.
 
-    def apply(self, row: "NDArray[np.int32]") -> None:
-        """Forbid more digits in a mask, if a number could end here."""
+        Args:
+            digits: The same for the text before it.
+        """
+        piece = self._pieces[token_id] if token_id < len(self._pieces) else b""
+        for byte in piece:
+            if byte in b"0123456789":
+                digits += 1
+            elif byte in b"eE" and digits:
+                digits = _BEFORE_EXPONENT
+            elif byte not in b"+-" or digits != _BEFORE_EXPONENT:
+                digits = 0
+        return digits
+
+    def apply(self, row: "NDArray[np.int32]", digits: int) -> None:
+        """Forbid more digits than are left in a mask, if a number could end here."""
+        if digits < _BEFORE_EXPONENT:
+            return
         in_text = any(row[i // 32] >> (i % 32) & 1 for i in self._letters)
-        others = row & self._others
+        others = row & self._masks[max(_MAX_DIGITS - digits, 0)]
         if self._letters and not in_text and others.any():
             row[:] = others
 
@@ -139,8 +156,8 @@ class GrammarMatcher:
         The row is contiguous, of `Vocabulary.mask_words` words.
         """
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._end_of_numbers and self._digits[-1] >= _MAX_DIGITS:
-            self._end_of_numbers.apply(row)
+        if self._end_of_numbers:
+            self._end_of_numbers.apply(row, self._digits[-1])
         self._latest_mask = row
 
     @property

@@ -174,6 +174,13 @@ def test_a_number_takes_forty_digits_and_then_its_end(words):
     assert ord("7") in allowed(matcher, words)
 
 
+@pytest.mark.parametrize("begin", [b"1e", b"1.5E-"])
+def test_an_exponent_takes_two_digits(begin, words):
+    assert digits_taken({"type": "number"}, begin, words) == 2
+    assert digits_taken({"type": "number"}, begin, words, step=b"12") == 2
+    assert digits_taken({"type": "number"}, begin + b"1", words, step=b"12") == 0
+
+
 @pytest.mark.parametrize(
     ("schema", "begin"),
     [({"type": "string"}, b'"'), ({"type": "string", "pattern": "^[0-9]{100}$"}, b'"')],
