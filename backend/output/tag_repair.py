@@ -178,7 +178,7 @@ class TagWords:
             value = body[match.end() : limit]
             key = match["own"] or match["key"].strip()
             is_exact = is_own and match[0].startswith(self._texts[0])
-            yield key, (self._cleaned(value, is_own=is_exact), match["kind"] or "")
+            yield key, (self._cleaned(value, key, is_own=is_exact), match["kind"] or "")
 
     def _is_argument(self, tag: re.Match[str], keys: Collection[str]) -> bool:
         """Tell whether a tag has the mark of its dialect, or names a declared argument."""
@@ -192,12 +192,12 @@ class TagWords:
         ends = rf"\A|{re.escape(self._value_end or '</')}|</{mark}(?:{names})>"
         return rf"(?:{ends})(?P<gap>\s*)(?:{self._mark})?<{mark}(?P<own>{names})>"
 
-    def _cleaned(self, value: str, *, is_own: bool = True) -> str:
+    def _cleaned(self, value: str, key: str = "", *, is_own: bool = True) -> str:
         """Return a raw value without the tags after it, and newlines that belong to tags.
 
         They may belong to any tags that are not the dialect's own.
         """
-        end, is_closed = self._end_of_value(value)
+        end, is_closed = self._end_of_value(value, key)
         value = value[:end]
         before, after = self._verbatim
         if before and value.startswith(before) and value.endswith(after):
@@ -207,10 +207,11 @@ class TagWords:
         value = value.removeprefix(line) if is_padded else value
         return value if is_closed and not is_padded else value.removesuffix(line)
 
-    def _end_of_value(self, value: str) -> tuple[int, bool]:
+    def _end_of_value(self, value: str, key: str) -> tuple[int, bool]:
         """Return where the tags after a value begin, and whether one of them ends it.
 
-        A tag that nothing in the value opens, and that stands for its end, does too.
+        A tag that nothing in the value opens, and that stands for its end or has the name of its
+        key, does too.
         """
         end, is_closed, is_ended = len(value), False, False
         opened = Counter(_OPENED.findall(value))
@@ -221,7 +222,8 @@ class TagWords:
             is_end = any(each.startswith(tag) for each in self._value_ends)
             is_end = is_end or re.match(self._mark, tag) is not None
             is_last = not is_ended and any(each.startswith(tag) for each in self._call_ends)
-            is_spare = not is_closed and opened[name] < opened[f"/{name}"]
+            is_named = bool(key) and re.fullmatch(self._mark_in_tag + re.escape(key), name)
+            is_spare = opened[name] < opened[f"/{name}"] and (is_named or not is_closed)
             if not (is_end or is_last or is_spare):
                 break
             end = found.start()
