@@ -275,6 +275,11 @@ NEVER = {
         {"Options": ["hosts:127.0.0.1,127.0.0.1"], "TensorParallelSize": 4},
         "TensorParallelSize: is 4, and there are 2 hosts",
     ),
+    "a number of processes that does not divide the heads": (
+        lambda _: None,
+        {"TensorParallelSize": 3},
+        "TensorParallelSize: 3 processes: the model has 4 and 2 heads; sizes that work: 2",
+    ),
     "another tokenizer that is nowhere": (
         lambda _: None,
         {"Tokenizer": "nowhere"},

@@ -33,7 +33,13 @@ from backend.engine.distributed.linking import (
     synchronise,
     usable_backend,
 )
-from backend.engine.distributed.topology import Parallelism, Topology
+from backend.engine.distributed.topology import (
+    Parallelism,
+    Topology,
+    divided_heads,
+    sizes_for,
+    with_sizes,
+)
 from backend.engine.messages.codec import ChannelClosedError
 from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending, start_follower
@@ -129,11 +135,9 @@ def divisible_families(parallelism: Parallelism) -> tuple[str, ...]:
 def _require_shards(network: Network, kind: str, config: Mapping[str, Any], size: int) -> None:
     if not hasattr(network, "shard"):
         raise _unsupported(kind, Parallelism.TENSOR)
-    heads = _divided_heads(config)
-    sizes = [n for n in range(2, min(heads) + 1) if all(count % n == 0 for count in heads)]
-    working = ", ".join(map(str, sizes)) or "none"
-    told = f"{kind} has {' and '.join(map(str, heads))} heads; sizes that work: {working}"
-    if size not in sizes:
+    heads = divided_heads(config) or (1,)
+    told = f"{kind} has {with_sizes(heads)}"
+    if size not in sizes_for(heads):
         raise UnsupportedModelError(
             f"tensor parallel over {size} processes: {told}", field="distributed"
         )
@@ -156,14 +160,6 @@ def _require_stages(network: Network, kind: str, size: int) -> None:
             f"sizes that work: 2 to {layers}",
             field="distributed",
         )
-
-
-def _divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers of heads that the size of the group must divide."""
-    heads = int(config.get("num_attention_heads") or 1)
-    # Latent attention shares its compressed keys among all heads.
-    kv_heads = None if config.get("kv_lora_rank") else config.get("num_key_value_heads")
-    return (heads, int(kv_heads)) if kv_heads else (heads,)
 
 
 def _unsupported(kind: str, parallelism: Parallelism) -> UnsupportedModelError:

@@ -112,14 +112,15 @@ class Topology:
 _Entry: TypeAlias = tuple[Sequence[str], Sequence[str | None]]
 
 
+_HEADS = "num_attention_heads"
 _PARTS = {
-    Parallelism.TENSOR: ("num_attention_heads", "attention heads"),
+    Parallelism.TENSOR: (_HEADS, "attention heads"),
     Parallelism.PIPELINE: ("num_hidden_layers", "layers"),
 }
 
 
 def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
-    """Refuse a group of more processes than the model has parts, before they all start.
+    """Refuse a group that cannot share the parts of the model, before its processes start.
 
     Raises:
         InvalidRequestError: So it is, or the hosts cannot be read, or are wrong.
@@ -127,11 +128,34 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     hosts = _named_hosts(tuning.group)
     _require_agreement(tuning.group, hosts)
     size = group_size(tuning)
+    field = "Options: hosts" if hosts else "TensorParallelSize"
     key, parts = _PARTS[Parallelism(tuning.group.distributed)]
     most = text_config(config).get(key)
     if type(most) is int and size > max(most, 1):
-        field = "Options: hosts" if hosts else "TensorParallelSize"
         raise InvalidRequestError(field, f"{size} processes: the model has {most} {parts}")
+    heads = divided_heads(text_config(config)) if key == _HEADS else ()
+    if size > 1 and heads and size not in sizes_for(heads):
+        raise InvalidRequestError(field, f"{size} processes: the model has {with_sizes(heads)}")
+
+
+def divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the numbers of heads that the size of the group must divide; none if one is odd."""
+    heads = config.get(_HEADS) or 1
+    # Latent attention shares its compressed keys among all heads.
+    kv_heads = None if config.get("kv_lora_rank") else config.get("num_key_value_heads")
+    found = (heads, kv_heads) if kv_heads else (heads,)
+    return found if all(type(count) is int for count in found) else ()
+
+
+def sizes_for(heads: Sequence[int]) -> list[int]:
+    """Return the sizes of groups that divide all numbers of heads."""
+    return [n for n in range(2, min(heads) + 1) if all(count % n == 0 for count in heads)]
+
+
+def with_sizes(heads: Sequence[int]) -> str:
+    """Return the numbers of heads in words, with the sizes that work."""
+    working = ", ".join(map(str, sizes_for(heads))) or "none"
+    return f"{' and '.join(map(str, heads))} heads; sizes that work: {working}"
 
 
 def group_size(tuning: TuningOptions) -> int:
