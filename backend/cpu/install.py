@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.config import CPU_COMPILES_FROM
-from backend.cpu.compiled_graphs import remove_damaged
 from backend.cpu.exponentials import LEAST_NUMBERS, exp, log_sum_exp, prepare_gates
-from backend.cpu.kernels import kernels
+from backend.cpu.kernels import kernels, remove_damaged_graphs
 from backend.cpu.products import choose_threads, prepare_products, widen_experts
 from backend.cpu.shared_work import spread
 from backend.cpu.whole_attention import attend_part, attend_quantised, attend_whole
@@ -48,7 +47,7 @@ def install(device: Device = DEVICE, kind: mx.Device | None = None) -> None:
         if "compute_capability_major" in info:
             cuda.install(device)
         return
-    remove_damaged(Path(tempfile.gettempdir()))
+    remove_damaged_graphs(Path(tempfile.gettempdir()))
     device.blocks_dispatch = True
     device.prepare = _prepare
     device.prepare_training = _prepare_training

@@ -1,4 +1,4 @@
-"""Kernels in C, compiled once for a machine into the temporary directory, as MLX's own are."""
+"""Kernels in C, compiled once for a machine into the temporary directory, beside MLX's own."""
 
 import ctypes
 import hashlib
@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import time
@@ -188,3 +189,53 @@ def _digest() -> str:
     named = "\n".join((platform.machine(), *kind, *_FLAGS)).encode()
     sources = b"".join(source.read_bytes() for source in (*_HEADERS, *SOURCES))
     return hashlib.sha256(sources + named).hexdigest()[:16]
+
+
+_LIBRARIES = "mlx/*/cpu/*.so"
+_ELF = b"\x7fELF"
+# A 64-bit header of ELF: where the table of sections is, the size of an entry, and their number.
+_ELF_BYTES = 64
+_TABLE_OFFSET = struct.Struct("<40xQ10xHH")
+_TYPE = struct.Struct("<4xI")
+# Another process may be writing it.
+_LINKING_S = 3.0
+_POLL_S = 0.1
+
+
+def remove_damaged_graphs(directory: Path) -> None:
+    """Remove the damaged libraries in a directory for temporary files, which are compiled again.
+
+    MLX compiles graphs with the system's compiler, and loads a library from then on wherever a file
+    has its name. One whose linker was killed, or that a full disk cut, would end every later load.
+    """
+    for library in directory.glob(_LIBRARIES):
+        try:
+            if _becomes_whole(library):
+                continue
+            library.unlink()
+        except OSError as error:
+            log.warning("a compiled graph cannot be looked at: %s", error)
+        else:
+            log.warning("%s was damaged: MLX compiles it again", library.name)
+
+
+def _becomes_whole(library: Path) -> bool:
+    deadline = library.stat().st_mtime + _LINKING_S
+    while not _is_whole_graph(library):
+        if not 0 < deadline - time.time() <= _LINKING_S:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _is_whole_graph(library: Path) -> bool:
+    """Tell whether a file is a library up to the last entry of its sections, which is its end."""
+    with library.open("rb") as file:
+        header = file.read(_ELF_BYTES)
+        if header[:4] != _ELF or len(header) < _ELF_BYTES:
+            # macOS has another form, and no such file is empty.
+            return bool(header.strip(b"\0")) and header[:4] != _ELF
+        offset, entry_bytes, count = _TABLE_OFFSET.unpack_from(header)
+        file.seek(offset + entry_bytes * (count - 1))
+        entry = file.read(entry_bytes)
+    return len(entry) == entry_bytes and bool(_TYPE.unpack_from(entry)[0])

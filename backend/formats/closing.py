@@ -35,6 +35,7 @@ ATTRIBUTE_BEGIN = '="'
 
 _SPACE_CHARS = r"[\s\x1C-\x1F]"
 _GAP, _SPACE = Characters(f"{_SPACE_CHARS}*"), Characters(_SPACE_CHARS)
+_ELEMENT_END = ("</", Characters(r"[^\s\x1C-\x1F<>]*"), ">")
 _NAME_START = Characters(r"[^\s\x1C-\x1F\x21\x2F<=>?]")
 
 
@@ -78,7 +79,7 @@ class TagEnds:
         value_begin: The tag before a value, if it differs from the argument's.
         other_begins: Beginnings of arguments in other tags, which count after the end of a value.
         has_elements: Whether models name tags after arguments, of which grammars know no more than
-            the first and the last character.
+            their brackets.
     """
 
     ends: tuple[str, ...]
@@ -127,7 +128,7 @@ class TagEnds:
         block_ends = zip(self.block_ends)
         follows = (*self.begins, *self.calls, *call_ends, *block_ends)
         inside = [(mark, _GAP, *each) for mark in marks for each in (*follows, *self.other_begins)]
-        inside += [(">", _GAP, *follow) for follow in follows if self.has_elements]
+        inside += [(*_ELEMENT_END, _GAP, *follow) for follow in follows if self.has_elements]
         if not (begin or tags.requires_ends):
             inside += [*self._call_ends(tags, opener), *self._bare_begins()]
         return Limits(

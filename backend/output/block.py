@@ -1,16 +1,443 @@
-"""A block of calls in a reply, from its opener to its end, and a marker that may be a quotation."""
+"""A block of calls in a reply: from its opener to its end, sound or damaged, or a quotation."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
+from backend.core.step import ContentDelta, Delta
+from backend.formats.dialects import NESTING_KEYS
 from backend.formats.format import ToolFormat
-from backend.output.readers.offered_names import offered_name
-from backend.output.readers.patterns import MAX_SPACE_CHARS, Piece, choice, sequence, spaced
-from backend.output.readers.reader import Reader, ReaderContext, ReaderOutput
-from backend.output.repair import RepairReader
+from backend.output.readers.literal_calls import list_end
+from backend.output.readers.patterns import (
+    MAX_SPACE_CHARS,
+    SPACE,
+    Piece,
+    choice,
+    fixed,
+    sequence,
+    spaced,
+)
+from backend.output.readers.reader import (
+    NAMESPACES,
+    Names,
+    Reader,
+    ReaderContext,
+    ReaderOutput,
+    offered_name,
+)
+from backend.output.readers.typed_values import ParameterTypes, describes_arguments
+from backend.output.repair import (
+    ARGUMENT_KEYS,
+    CALL_KEYS,
+    NAME_KEYS,
+    RepairedCall,
+    block_ends,
+    repaired_calls,
+)
 from backend.output.tag_repair import goes_on_as_call, markup_of
+from backend.output.text import JsonText
+
+_MAX_CHARS_TO_NAME = 200
+_MAX_BLOCK_CHARS = 1 << 16
+_MAX_MARKER_CHARS = 64
+_PUNCTUATION = " \n\t}])>,;`"
+# What may stand between calls, and around them.
+_BETWEEN = " \n\t,;[]"
+_BEFORE_BODY = re.compile(rf"\A[{re.escape(_BETWEEN)}]*+(```(?:json)?[{re.escape(_BETWEEN)}]*+)?")
+# The name of a call may be a key, which has no part in the text before it.
+_BEGUN_KEY = re.compile(r"\{\s*\"\Z")
+_LISTED_CALL = sequence(
+    *(fixed("{"), spaced('"name"'), spaced(":"), SPACE),
+    *(Piece(r'"[^"\\]{1,64}"', r'"[^"\\]{0,64}"?'), spaced(",")),
+    *(choice(spaced('"arguments"'), spaced('"parameters"')), spaced(":"), spaced("{")),
+)
+_LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
+# An object without markers, as far as it tells whether it is a call.
+_BARE = re.compile(r"[\s\[]*+\{\s*+")
+_KEY = re.compile(r"""\s*+["']?([\w.:/-]++)["']?\s*+:\s*+""")
+_BEGUN_BARE_KEY = re.compile(r"""\s*+["']?[\w.:/-]*+["']?\s*+""")
+# A list may begin with calls of tools that take no arguments.
+_NEXT = sequence(spaced("}"), spaced(","), spaced("{"))
+_NEXT_OBJECT, _BEGUN_NEXT = re.compile(_NEXT.whole), re.compile(_NEXT.begun)
+_NO_KEY = re.compile(r"\s*+[\w.-]+\s*+[},]")
+_SCALAR = re.compile(r"""(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|[^\s,{}\[\]"']++)\s*+""")
+
+
+def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
+    """Tell whether an object without markers has the keys of a call; `None` if more text decides.
+
+    It has them up to its arguments, or the only key is the name of a tool.
+
+    Args:
+        position: Where its first key begins.
+    """
+    is_first, name, is_list = True, "", raw.lstrip().startswith("[")
+    while found := _KEY.match(raw, position):
+        key, position = found[1], found.end()
+        follows = raw[position : position + 1]
+        if key in ARGUMENT_KEYS:
+            return _are_bare_arguments(raw, position, names.parameter_types(name))
+        if key not in CALL_KEYS:
+            is_name = is_first and bool(offered_name(key, names)) and follows in ("", "{")
+            return None if is_name and not follows else is_name
+        if follows == "{" and key in NESTING_KEYS:
+            position += 1
+            continue
+        value = _SCALAR.match(raw, position)
+        if value is None or value.end() == len(raw):
+            return None
+        name = offered_name(value[0].strip().strip("\"'"), names) if key in NAME_KEYS else name
+        if is_list and (next_object := _NEXT_OBJECT.match(raw, value.end())):
+            position = next_object.end()
+            continue
+        if raw[value.end()] != ",":
+            is_open = is_list and _BEGUN_NEXT.fullmatch(raw, value.end())
+            return None if is_open else raw[value.end()] != "}"
+        position = value.end() + 1
+        is_first = False
+    if _NO_KEY.match(raw, position):
+        return False
+    return None if _BEGUN_BARE_KEY.fullmatch(raw, position) else True
+
+
+def _are_bare_arguments(raw: str, position: int, types: ParameterTypes) -> bool | None:
+    """Tell whether arguments without markers begin there, not a list, or a schema of them."""
+    if position == len(raw) or (is_schema := describes_arguments(raw, position, types)) is None:
+        return None
+    return not (is_schema or raw[position] == "[")
+
+
+class RepairReader:
+    """Collects a damaged block, and emits its calls at the end.
+
+    A block counts as damaged if the first word after its opener is the name of an offered tool,
+    and the text goes on like a call. So does one that begins with a call of another tool: that call
+    is text, but others of the block are not. Anything else is text, and is returned at once.
+
+    Attributes:
+        held: The whole text of the block.
+    """
+
+    def __init__(
+        self,
+        context: ReaderContext,
+        tool_format: ToolFormat,
+        raw: str,
+        *,
+        unread: int,
+        is_after_call: bool,
+    ) -> None:
+        """Begin with the text fed to the first reader.
+
+        Args:
+            raw: The text since the opener, or since the last complete call.
+            unread: Length of its end that no delta accounts for.
+            is_after_call: Whether complete calls of the block were emitted, so that an opener may
+                begin the next block.
+        """
+        self._context = context
+        self._format = tool_format
+        self._markup = markup_of(tool_format)
+        self.held = raw
+        self._unread = len(raw) - unread
+        self._is_after_call = is_after_call
+        self._is_call = context.calls.is_open
+        self._has_others = False
+        self._is_too_long = False
+        self._searched = self._followed = 0 if is_after_call else len(context.opener)
+        self._json = JsonText()
+        # A list of other calls than objects is whole.
+        self._list_end = list_end(raw, context.calls) if context.opener == "[" else -1
+        # The first mark in a string, which ends the block after all if that string has no end.
+        self._quoted_end = -1
+        self._breaks = 0
+
+    @property
+    def is_mid_call(self) -> bool:
+        """Whether the reply would end inside a call, which is so unless there are only markers."""
+        is_between = self._is_after_call and not self._is_call
+        return not is_between or bool(self._markup.without_strays(self.held).strip(_PUNCTUATION))
+
+    def feed(self, text: str) -> ReaderOutput:
+        """Read more text, up to the end of the block or until it turns out not to be one."""
+        self.held += text
+        openers = tuple(opener.lstrip() for opener in self._format.openers)
+        if self._is_after_call and self.held.lstrip().startswith(openers):
+            return ReaderOutput(rest=self.held)
+        if not (self._is_call or self._has_others) and not self._decide():
+            if self._is_undecided():
+                return ReaderOutput()
+            self._has_others = self._markup.begins_with_call(self._body)
+            if not self._has_others:
+                return self._given_up()
+        end = self._end()
+        if end >= 0:
+            return self._beside_others(end) if self._has_others else self._repaired(end)
+        return self._shortened() if len(self.held) > _MAX_BLOCK_CHARS else ReaderOutput()
+
+    def finish(self, *, truncated: bool) -> ReaderOutput:
+        """End with the reply: the text so far is the block, unless it was cut off."""
+        if self._has_others:
+            self.held = self._markup.settled(self.held) if truncated else self.held
+            end = len(self.held) if truncated else self._last_end()
+            return self._beside_others(end, is_last=end == len(self.held))
+        if truncated:
+            return ReaderOutput()
+        if not self._is_call:
+            # With nothing to follow, the last word is complete.
+            word, _ = self._markup.first_word(self.held)
+            is_doubtful = self._context.in_prose or self._is_bare
+            if self._goes_on is False or (is_doubtful and not self._goes_on):
+                return self._given_up()
+            self._is_call = bool(offered_name(word, self._context.calls))
+        end = self._last_end()
+        return self._repaired(end, is_last=end == len(self.held))
+
+    def _decide(self) -> bool:
+        """Tell whether the block is known to be a call."""
+        word, is_whole = self._markup.first_word(self.held)
+        is_offered = is_whole and bool(offered_name(word, self._context.calls))
+        if is_offered and self._is_bare and not self._is_after_call:
+            # After a marker the call belongs to another block.
+            before = self.held.partition(word)[0]
+            is_offered = not any(opener in before for opener in self._format.openers)
+        self._is_call = is_offered and bool(self._goes_on)
+        return self._is_call
+
+    @property
+    def _goes_on(self) -> bool | None:
+        """Whether text goes on like a call after the first word; `None` if more text decides."""
+        if self._is_after_call:
+            return True
+        opener, in_prose = self._context.opener, self._context.in_prose
+        if self._is_bare and (begun := _BARE.match(self.held)):
+            return _is_bare_call(self.held, begun.end(), self._context.calls)
+        if self._is_bare_list:
+            return self._list_end >= 0
+        return goes_on_as_call(self._markup, self.held, opener, in_prose=in_prose)
+
+    @property
+    def _body(self) -> str:
+        """The text where the first call begins; nothing where no call of another tool counts."""
+        context = self._context
+        is_marked = context.opener in self._format.openers or self._is_after_call
+        opener = "" if self._is_after_call else context.opener
+        body = "" if context.in_prose else self.held.removeprefix(opener)
+        body = _BEFORE_BODY.sub("", body)
+        # A bare list of data may have names too.
+        may_be_calls = self._is_bare_list and self._goes_on is not False
+        is_listed = may_be_calls and (_LISTED.match(body) or self._may_be_listed(body))
+        return body if is_marked or is_listed else ""
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the block has no marker."""
+        return self._context.opener in self._format.leads
+
+    @property
+    def _is_bare_list(self) -> bool:
+        return self._context.opener == "["
+
+    def _is_undecided(self) -> bool:
+        is_short = len(self.held) < len(self._context.opener) + _MAX_CHARS_TO_NAME
+        if is_short and self._is_after_call and self._markup.may_begin_stray(self.held):
+            return True
+        if is_short and self._is_bare_list and self._may_be_listed(self._body):
+            return True
+        word, is_whole = self._markup.first_word(self.held)
+        if is_whole and offered_name(word, self._context.calls):
+            return is_short and self._goes_on is None
+        parts = {word, *re.split("[.:]", word)}
+        if is_short and not is_whole and any(map(self._may_be_name, parts)):
+            return True
+        return is_short and self._markup.may_begin_with_call(self._body)
+
+    @staticmethod
+    def _may_be_listed(body: str) -> bool:
+        """Tell whether a text may become a call in a bare list."""
+        return bool(body) and _BEGUN_LISTED.fullmatch(body) is not None
+
+    def _may_be_name(self, beginning: str) -> bool:
+        is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
+        return is_syntax or self._context.calls.may_become_offered(beginning)
+
+    def _end(self) -> int:
+        """Return the end of the block: after a closer, or before the next opener.
+
+        A mark in a string of JSON or of Python ends nothing, unless the string turns out to be
+        damaged.
+        """
+        if self._list_end >= 0 and not self._is_after_call:
+            return self._list_end
+        while (found := self._next_mark()) is not None:
+            place, end = found
+            self._follow(place)
+            if not self._json.is_in_string or self._is_damaged:
+                return self._quoted_end if self._is_damaged else end
+            if self._quoted_end < 0:
+                self._quoted_end, self._breaks = end, self._json.breaks
+            self._searched = place + 1
+        self._searched = max(self._searched, len(self.held) - _MAX_MARKER_CHARS)
+        if self._quoted_end >= 0:
+            self._follow(self._searched)
+        return self._quoted_end if self._is_damaged else -1
+
+    @property
+    def _is_damaged(self) -> bool:
+        """Whether other text has ended the JSON with the first mark in a string."""
+        return self._quoted_end >= 0 and self._json.breaks > self._breaks
+
+    def _last_end(self) -> int:
+        """Return the end of the block where the reply ends too."""
+        self._follow(len(self.held))
+        is_open = self._quoted_end >= 0 and self._json.is_in_string
+        return self._quoted_end if is_open or self._is_damaged else len(self.held)
+
+    def _follow(self, end: int) -> None:
+        self._json.follow(self.held[self._followed : end])
+        self._followed = max(self._followed, end)
+
+    def _next_mark(self) -> tuple[int, int] | None:
+        """Return the place of the next mark that may end the block, and the end there."""
+        marks = self._format.closers
+        if self._has_others and self._context.opener == self._format.opener:
+            marks = block_ends(self._format, self._context.opener) or marks
+        places = ((self.held.find(mark, self._searched), len(mark)) for mark in marks)
+        found = [(place, place + chars) for place, chars in places if place >= 0]
+        opener = self._context.opener.strip() or "\0"
+        again = self.held.find(opener, self._searched) if len(opener) > 1 else -1
+        found += [(again, again)] if again >= 0 else []
+        return min(found, key=lambda each: each[1], default=None)
+
+    def _shortened(self) -> ReaderOutput:
+        """Stop reading calls in a block that is too long; an emitted one stays unfinished."""
+        if not self._context.calls.is_open:
+            return self._given_up(len(self.held))
+        self._is_too_long = True
+        self.held = self.held[-_MAX_MARKER_CHARS:]
+        self._searched = self._followed = 0
+        self._json = JsonText()
+        self._quoted_end = -1
+        return ReaderOutput()
+
+    def _repaired(self, end: int, *, is_last: bool = False) -> ReaderOutput:
+        """Emit the calls of the block, and the text after the last one."""
+        raw, rest = self.held[:end], self.held[end:]
+        ledger = self._context.calls
+        if self._is_too_long:
+            ledger.abandon()
+            return ReaderOutput(rest=rest)
+        is_short = len(raw) <= _MAX_BLOCK_CHARS
+        calls = repaired_calls(self._format, raw, ledger, is_cut=is_last) if is_short else []
+        if ledger.is_open and calls and calls[0].name != ledger.open_name:
+            # The text that was emitted as arguments contains no calls.
+            calls = [call for call in calls if call.begin >= self._unread]
+        if self._context.in_prose:
+            # A sentence may name a tool between markers.
+            calls = [c for c in calls if not self._is_name_alone(c)]
+        if not calls and not ledger.is_open:
+            return self._given_up(end)
+        deltas: list[Delta] = []
+        if is_last and not calls:
+            # A call interrupted by a stop stays unfinished: invalid arguments run no tool.
+            text = self._markup.removed(raw[self._unread :]).strip(_PUNCTUATION)
+            return ReaderOutput(rejected=text)
+        others = calls
+        if ledger.is_open:
+            is_first = bool(calls) and calls[0].name == ledger.open_name
+            is_short = is_first and is_last and self._lacks_arguments(calls[0])
+            deltas += self._completed(calls[0] if is_first and not is_short else None)
+            others = calls[1:] if is_first else calls
+        for call in others:
+            deltas += self._handed_out(call, is_short=self._lacks_arguments(call))
+        after = raw[calls[-1].end :] if calls else raw[self._unread :]
+        text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
+        # What follows no call is a piece of one.
+        text = text if calls else text.rstrip(_PUNCTUATION)
+        return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _beside_others(self, end: int, *, is_last: bool = False) -> ReaderOutput:
+        """Emit the calls of a block that has calls of other tools too, which are text."""
+        raw, rest = self.held[:end], self.held[end:]
+        ledger = self._context.calls
+        is_short = len(raw) <= _MAX_BLOCK_CHARS
+        found = repaired_calls(self._format, raw, ledger, has_others=True) if is_short else []
+        calls = [call for call in found if not call.is_open]
+        if not calls:
+            # What looks like a call in the arguments of another tool is none.
+            text = self._text_between(raw) if self._is_after_call else raw
+            return ReaderOutput(rejected=text, rest=None if is_last else rest, is_damaged=True)
+        deltas: list[Delta] = []
+        begin = 0
+        for call in calls:
+            if text := self._text_between(raw[begin : call.begin]):
+                deltas.append(ContentDelta(text))
+            deltas += self._handed_out(call, is_short=False)
+            begin = call.end
+        text = self._text_between(raw[begin:])
+        if is_last:
+            return ReaderOutput(tuple(deltas), rejected=text)
+        return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _text_between(self, text: str) -> str:
+        """Return the text of calls of other tools, without the markers of their block."""
+        text = text.removeprefix(self._context.opener)
+        marks = tuple(filter(None, (*self._format.openers, *self._format.closers)))
+        before = _BEFORE_BODY.match(self.held.removeprefix(self._context.opener))
+        if before and before[1]:
+            text, marks = _BEFORE_BODY.sub("", text), (*marks, "```")
+        text = _BEGUN_KEY.sub("", self._markup.without_strays(text).rstrip()).strip(_BETWEEN)
+        while mark := next(filter(text.endswith, marks), ""):
+            text = text.removesuffix(mark).rstrip(_BETWEEN)
+        return text
+
+    def _completed(self, call: RepairedCall | None) -> Iterator[Delta]:
+        """Yield the rest of the arguments of a partly emitted call."""
+        ledger = self._context.calls
+        delta = ledger.settle(call.arguments) if call else None
+        if call is None or delta is None:
+            # Do not invent anything: invalid arguments run no tool.
+            ledger.abandon()
+            return
+        yield delta
+        ledger.complete(*call.reasons)
+
+    def _is_name_alone(self, call: RepairedCall) -> bool:
+        """Tell whether a call of a tool with required arguments has none."""
+        names = self._context.calls
+        return call.arguments == "{}" and names.lacks_arguments(call.name, call.arguments)
+
+    def _lacks_arguments(self, call: RepairedCall) -> bool:
+        """Tell whether a call that nothing has closed lacks required arguments."""
+        return call.is_open and self._context.calls.lacks_arguments(call.name, call.arguments)
+
+    def _handed_out(self, call: RepairedCall, *, is_short: bool) -> Iterator[Delta]:
+        ledger = self._context.calls
+        yield ledger.open(call.name)
+        if is_short:
+            # Cut off: without the last brace no tool runs.
+            yield ledger.break_off(call.arguments)
+            return
+        yield ledger.extend(call.arguments)
+        ledger.complete(*call.reasons)
+
+    def _given_up(self, end: int = 0) -> ReaderOutput:
+        """Return the text, up to the end of the block; without markup if it was a call."""
+        opener = "" if self._is_after_call else self._context.opener
+        if self._is_after_call and not self._is_call:
+            return ReaderOutput(rest=self._markup.without_strays(self.held), is_damaged=True)
+        if self._is_call and self._context.in_prose:
+            return ReaderOutput(rejected=self.held[:end], rest=self.held[end:], is_damaged=True)
+        if self._is_call and opener not in self._format.leads:
+            text = self._markup.removed(self.held[:end]).strip()
+            return ReaderOutput(rejected=text, rest=self.held[end:], is_damaged=True)
+        rest = self.held.removeprefix(opener)
+        body = rest.lstrip()
+        # With the space after it, the opener of a call to another tool is no stray marker.
+        space = rest[: len(rest) - len(body)] if self._markup.begins_call(body) else ""
+        return ReaderOutput(rejected=opener + space, rest=rest.removeprefix(space))
+
 
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="

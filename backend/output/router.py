@@ -11,8 +11,14 @@ from backend.formats.code_span import CallFence, CodeTracker
 from backend.formats.format import ToolFormat
 from backend.output.block import Block, Quotation
 from backend.output.readers.build import make_reader
-from backend.output.readers.offered_names import USUAL_NAMESPACES
-from backend.output.readers.reader import CallLedger, Reader, ReaderContext, ReaderOutput, ids_of
+from backend.output.readers.reader import (
+    USUAL_NAMESPACES,
+    CallLedger,
+    Reader,
+    ReaderContext,
+    ReaderOutput,
+    ids_of,
+)
 from backend.output.readers.typed_values import JsonSchema
 from backend.output.reply_format import OutputFormat, opens_in_header, opens_in_reasoning
 from backend.output.text import (
@@ -28,10 +34,12 @@ from backend.output.text import (
     TextAfterCall,
     TextAfterThought,
     ThoughtText,
-    pieces_of,
 )
 
 _BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
+
+# Text is read again at each marker in it, so it comes in short pieces.
+_PIECE_CHARS = 1 << 10
 
 log = logging.getLogger(__name__)
 
@@ -164,8 +172,10 @@ class Router:
         later: list[str] = []
         try:
             while self._rest or later:
-                self._rest, *others = pieces_of(self._rest or later.pop())
-                later += reversed(others)
+                self._rest = self._rest or later.pop()
+                if len(self._rest) > _PIECE_CHARS:
+                    later.append(self._rest[_PIECE_CHARS:])
+                    self._rest = self._rest[:_PIECE_CHARS]
                 self._route_piece()
         finally:
             self._rest += "".join(reversed(later))

@@ -29,8 +29,8 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
-from backend.output.readers.offered_names import NAMESPACES, SYNTAX, Names, offered_name
 from backend.output.readers.patterns import ATTRIBUTES, attributes_in, span_end
+from backend.output.readers.reader import NAMESPACES, SYNTAX, Names, offered_name
 
 _LABEL = re.compile(r"\w[\w:.-]*")
 

@@ -3,18 +3,10 @@
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
-
-_PIECE_CHARS = 1 << 10
-
-
-def pieces_of(text: str) -> Iterator[str]:
-    """Yield a text in pieces that are short enough to be read again at each marker."""
-    for begin in range(0, len(text), _PIECE_CHARS):
-        yield text[begin : begin + _PIECE_CHARS]
 
 
 @dataclass(slots=True, eq=False)

@@ -18,8 +18,8 @@ import mlx.core as mx
 print(mx.compile(lambda x: mx.sigmoid(x) * x)(mx.array([1.0])).item())
 """
 REMOVE = (
-    "from pathlib import Path; from backend.cpu.compiled_graphs import remove_damaged; "
-    "remove_damaged(Path({!r}))"
+    "from pathlib import Path; from backend.cpu.kernels import remove_damaged_graphs; "
+    "remove_damaged_graphs(Path({!r}))"
 )
 DAMAGES = {
     "empty": lambda _: b"",

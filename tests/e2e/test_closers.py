@@ -16,7 +16,7 @@ TEXTS = {
         "<parameter=x>\n</parameter>\n</function>\n. <tool_call> </think>\n",
     ],
     "glm4": ["a </arg_value> b </tool_call>", "</arg_value>x<arg_key></tool_call>\n"],
-    "minimax_m2": ['</parameter>, </invoke> <parameter name="x"></minimax:tool_call>.'],
+    "minimax_m2": ['</parameter>, </invoke>, <parameter name="x"></minimax:tool_call>.'],
     "gemma4": ['a <|"|> b <|"|>, c', '<|"|>}<tool_call|>'],
     "minicpm5": ["</param> & ]]> <![CDATA["],
 }

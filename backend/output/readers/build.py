@@ -42,11 +42,14 @@ from backend.output.readers.json_calls import (
     CallHead,
     CallKeys,
 )
-from backend.output.readers.literal_calls import ASSIGNMENT, LiteralCallReader, LiteralDialect
-from backend.output.readers.literal_lists import LiteralListReader
+from backend.output.readers.literal_calls import (
+    ASSIGNMENT,
+    LiteralCallReader,
+    LiteralDialect,
+    LiteralListReader,
+)
 from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
-from backend.output.readers.offered_names import USUAL_NAMESPACES
 from backend.output.readers.patterns import (
     ATTRIBUTES,
     SPACE,
@@ -62,7 +65,13 @@ from backend.output.readers.patterns import (
     odd_names,
     sequence,
 )
-from backend.output.readers.reader import MakeReader, Reader, ReaderContext, ReaderOutput
+from backend.output.readers.reader import (
+    USUAL_NAMESPACES,
+    MakeReader,
+    Reader,
+    ReaderContext,
+    ReaderOutput,
+)
 from backend.output.readers.tagged_calls import (
     ELEMENT_NAME,
     MarkupReader,
