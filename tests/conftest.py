@@ -50,9 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return two workers more than there are cores: each often waits for a process of its own."""
+    """Return one worker more than there are cores: each often waits for a process of its own."""
     has_affinity = hasattr(os, "sched_getaffinity")
-    return 2 + (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+    return 1 + (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
 # Whatever parameters a test has, multiples of it spread over the cases evenly.
