@@ -45,6 +45,7 @@ from backend.model.checkpoint.hub import locate, rooted
 from backend.model.loaded import LoadedModel
 from common.process import in_own_thread
 
+_BETWEEN_LOADS_S = 0.02
 # After these the previous model is loaded again.
 _REFUSALS = (InvalidRequestError, LoadError, UnsupportedError)
 
@@ -220,13 +221,15 @@ class Engine(Generic[HandleT]):
         """
         deadline = time.monotonic() + timeout_s
         while self._model is None and (self.load_task is not None or self.has_waiting_loads):
-            left_s = deadline - time.monotonic()
-            # Right after one load another begins.
-            loads = [self.load_task] if self.load_task is not None else []
-            # The outcome is for the caller of the load, which notes it right after.
-            if loads and not (await asyncio.wait(loads, timeout=max(left_s, 0.0)))[0]:
+            if (left_s := deadline - time.monotonic()) <= 0:
                 break
-            await asyncio.sleep(0)
+            if self.load_task is None:
+                # The next one begins when Free has ended the process, or at once.
+                await asyncio.sleep(min(left_s, _BETWEEN_LOADS_S))
+            else:
+                # The outcome is for the caller of the load, which notes it right after.
+                await asyncio.wait([self.load_task], timeout=left_s)
+                await asyncio.sleep(0)
         if self._model is None:
             self._refuse_when_closing()
         return self._model

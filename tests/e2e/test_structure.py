@@ -4,8 +4,9 @@ import asyncio
 import json
 import re
 
+import grpc
 import pytest
-from serving import chat, served, stream, user
+from serving import chat, code_of, served, stream, user
 
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.formats.registry import TOOL_FORMATS
@@ -194,6 +195,35 @@ async def test_a_schema_of_any_value_gives_json_without_endless_numbers(shared, 
             assert re.search(r"\d{16}", outside_strings) is None
             if reply.last.tokens < 120:
                 json.loads(reply.content)
+
+
+async def test_numbers_of_a_schema_end_and_are_finite(shared):
+    schema = {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 1}
+    async with shared(MODEL_DIR) as backend:
+        for seed in range(5):
+            metadata = {"json_schema": json.dumps(schema), "enable_thinking": "false"}
+            asked = chat([user("1 / 3?")], Metadata=metadata, Temperature=2.0, Seed=seed)
+            asked.LogitBias = json.dumps(await digits_preferred(backend))
+            reply = await stream(backend.stub, asked)
+            [number] = json.loads(reply.content)
+            assert abs(number) < float("inf")
+            assert len(reply.content) < 100
+
+
+async def digits_preferred(backend):
+    """Return a bias with which a number without bounds would not end."""
+    ids = await backend.stub.TokenizeString(pb.PredictOptions(Prompt="0123456789"))
+    return dict.fromkeys(map(str, ids.tokens), 50.0)
+
+
+async def test_a_schema_that_contradicts_itself_is_refused_by_its_place(shared):
+    when = {"type": "string", "format": "date", "pattern": "^x$"}
+    schema = {"type": "object", "properties": {"when": when}}
+    async with shared(MODEL_DIR) as backend:
+        asked = chat([user("When?")], Metadata={"json_schema": json.dumps(schema)})
+        code, details = await code_of(backend.stub.Predict(asked))
+    told = 'Metadata["json_schema"]: #/properties/when: no text meets its pattern'
+    assert (code, details[: len(told)]) == (grpc.StatusCode.INVALID_ARGUMENT, told)
 
 
 async def test_a_structure_cut_off_at_the_limit_ends_by_length(shared, tiny_models):

@@ -72,8 +72,8 @@ _MAX_DIGITS = 40
 # Those of an exponent: doubles end at 308.
 _LAST_DIGITS = 2
 _BEFORE_EXPONENT = _MAX_DIGITS - _LAST_DIGITS
-# A number is followed by none of these letters, unlike a digit of a text.
-_LETTERS = b"xyz"
+# One of these may follow a digit of a text, also in hexadecimal; none follows that of a number.
+_AFTER_TEXT = b'"abcdfABCDFxyz'
 _JSON_RULE = "%json "
 
 
@@ -88,7 +88,8 @@ class _EndOfNumbers:
 
         pieces = vocabulary.pieces
         self._pieces = pieces
-        self._letters = [pieces.index(bytes([b])) for b in _LETTERS if bytes([b]) in pieces]
+        found = {piece: token_id for token_id, piece in enumerate(pieces) if len(piece) == 1}
+        self._after_text = [found[bytes([b])] for b in _AFTER_TEXT if bytes([b]) in found]
         bits = np.ones((_LAST_DIGITS + 1, vocabulary.mask_words * 32), np.uint8)
         for token_id, piece in enumerate(pieces):
             digits = len(piece) - len(piece.lstrip(b"0123456789"))
@@ -116,9 +117,9 @@ class _EndOfNumbers:
         """Forbid more digits than are left in a mask, if a number could end here."""
         if digits < _BEFORE_EXPONENT:
             return
-        in_text = any(row[i // 32] >> (i % 32) & 1 for i in self._letters)
+        in_text = any(row[i // 32] >> (i % 32) & 1 for i in self._after_text)
         others = row & self._masks[max(_MAX_DIGITS - digits, 0)]
-        if self._letters and not in_text and others.any():
+        if self._after_text and not in_text and others.any():
             row[:] = others
 
 
@@ -232,17 +233,19 @@ class CompiledGrammar:
     def __init__(self, source: LarkGrammar, template: LLMatcher, vocabulary: Vocabulary) -> None:
         self.parts = GrammarParts(rules=(source.start, *source.definitions))
         self._template = template
-        self._vocabulary = vocabulary
-        self._has_json = _JSON_RULE in source.text
+        self._tokenizer = tokenizer_of(vocabulary)
+        self._end_of_numbers = (
+            vocabulary.once(_EndOfNumbers, lambda: _EndOfNumbers(vocabulary))
+            if _JSON_RULE in source.text
+            else None
+        )
         self._lock = threading.Lock()
 
     def matcher(self) -> GrammarMatcher:
         """Return a matcher for one reply, in microseconds."""
-        vocabulary = self._vocabulary
         with self._lock:
-            end = vocabulary.once(_EndOfNumbers, lambda: _EndOfNumbers(vocabulary))
             copy = self._template.deep_copy()
-            return GrammarMatcher(copy, tokenizer_of(vocabulary), end if self._has_json else None)
+        return GrammarMatcher(copy, self._tokenizer, self._end_of_numbers)
 
 
 class GrammarCompiler:

@@ -196,9 +196,11 @@ def test_an_unknown_engine_arg_fails_with_the_list_of_names():
 
 def test_unknown_options_are_logged_in_one_line_and_ignored(caplog):
     with caplog.at_level(logging.INFO):
-        assert tuning_options(["use_jinja", "max_slots:2", "vae:x:y"], "").scheduling.max_slots == 2
+        options = ["use_jinja", "max_slots:2", "vae:x:y", "max_slot:3"]
+        assert tuning_options(options, "").scheduling.max_slots == 2
     (record,) = caplog.records
-    assert record.getMessage() == "Options: ignoring unknown options: use_jinja, vae"
+    told = "use_jinja, vae, max_slot (did you mean max_slots?)"
+    assert record.getMessage() == f"Options: ignoring unknown options: {told}"
 
 
 def test_a_flag_needs_no_value():

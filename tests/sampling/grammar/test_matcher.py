@@ -187,3 +187,16 @@ def test_an_exponent_takes_two_digits(begin, words):
 )
 def test_a_text_takes_any_number_of_digits(schema, begin, words):
     assert digits_taken(schema, begin, words) == 100
+
+
+UUID = b"123e4567-1e12-4e1e-8e12-1e1234567e12"
+
+
+@pytest.mark.parametrize("schema", [{"format": "uuid"}, {"pattern": "^[0-9A-F]{50}$"}])
+def test_hexadecimal_digits_are_those_of_a_text(schema, words):
+    compiled = compile_text(GrammarCompiler(words), json.dumps({"type": "string", **schema}))
+    matcher, text = compiled.matcher(), UUID if "format" in schema else b"1E123" * 10
+    for byte in b'"' + text + b'"':
+        assert byte in allowed(matcher, words)
+        assert matcher.consume(byte)
+    assert matcher.is_accepting
