@@ -224,7 +224,11 @@ class Conversation(Protocol[_AnswerT_co]):
 
 
 class HelperPool(Generic[_ProcessT]):
-    """A few processes, started on demand; used from any thread. Those in `idle` have no job."""
+    """A few processes, started on demand; used from any thread. Those in `idle` have no job.
+
+    A job that finds none idle takes the first that is free, be it one that another job has finished
+    with or one that has just started.
+    """
 
     def __init__(
         self,
@@ -251,7 +255,15 @@ class HelperPool(Generic[_ProcessT]):
         self._grace_s = grace_s
         self._retries_ended = retries_ended
         self._room = threading.Semaphore(count)
-        self._replacing = threading.Lock()
+        # Guards the idle ones and the numbers: of those that start, of jobs, of calls of `close`.
+        # Notified when a job need not wait any longer.
+        self._changed = threading.Condition()
+        self._starting = self._busy = self._closed = 0
+
+    def prepare(self, start: Callable[[], _ProcessT]) -> None:
+        """Start a process on a thread of its own; the first job that finds none idle takes it."""
+        with self._changed:
+            self._begin(start)
 
     def run(
         self,
@@ -272,7 +284,7 @@ class HelperPool(Generic[_ProcessT]):
         while not self._room.acquire(timeout=POLL_S):
             require_caller()
         try:
-            return self._attempt(self._idle_one() or _started(start), start, begin)
+            return self._attempt(self._free_one(start) or _started(start), start, begin)
         except ProcessEndedError as error:
             if not (error.was_killed or self._retries_ended):
                 raise
@@ -281,8 +293,25 @@ class HelperPool(Generic[_ProcessT]):
             self._room.release()
 
     def close(self) -> None:
-        """Kill the idle processes."""
-        kill_all(self.idle)
+        """Kill the idle processes, and as soon as they have started those that start."""
+        with self._changed:
+            self._closed += 1
+            kill_all(self.idle)
+
+    def _free_one(self, start: Callable[[], _ProcessT]) -> _ProcessT | None:
+        """Return the first process that is free; none if there is nothing to wait for."""
+        while True:
+            with self._changed:
+                while self.idle:
+                    if (process := self.idle.pop()).is_alive:
+                        return process
+                    process.kill()
+                if not self._starting:
+                    if not self._busy:
+                        return None
+                    self._begin(start)
+                self._changed.wait(POLL_S)
+            require_caller()
 
     def _attempt(
         self,
@@ -291,6 +320,7 @@ class HelperPool(Generic[_ProcessT]):
         begin: Callable[[_ProcessT], Conversation[_AnswerT_co]],
     ) -> _AnswerT_co:
         talk, is_lost = begin(process), False
+        self._count_busy(1)
         try:
             return talk.held()
         except AbandonedError:
@@ -305,12 +335,44 @@ class HelperPool(Generic[_ProcessT]):
             else:
                 self._keep(process)
                 self._guard(process, start)
+            self._count_busy(-1)
 
-    def _keep(self, process: _ProcessT) -> None:
-        if len(self.idle) < self._count:
-            self.idle.append(process)
-        else:
-            process.kill()
+    def _count_busy(self, change: int) -> None:
+        with self._changed:
+            self._busy += change
+            self._changed.notify_all()
+
+    def _keep(self, process: _ProcessT, closed: int | None = None) -> None:
+        """Let a process wait for a job, unless there are enough, or it began before a `close`."""
+        with self._changed:
+            if closed in (None, self._closed) and len(self.idle) < self._count:
+                self.idle.append(process)
+                self._changed.notify_all()
+                return
+        process.kill()
+
+    def _begin(self, start: Callable[[], _ProcessT]) -> None:
+        """Start a process on a thread; the caller holds the lock."""
+        self._starting += 1
+        arguments = (start, self._closed)
+        threading.Thread(target=self._add, args=arguments, daemon=True, name="start").start()
+
+    def _add(self, start: Callable[[], _ProcessT], closed: int) -> None:
+        try:
+            process = _started(start)
+            try:
+                process.await_start()
+            except BaseException:
+                process.kill()
+                raise
+            self._keep(process, closed)
+        except (ProcessEndedError, TooLateError) as error:
+            # A job that waits for it starts one itself, and learns why that is impossible.
+            log.debug("a helper process did not start: %r", error)
+        finally:
+            with self._changed:
+                self._starting -= 1
+                self._changed.notify_all()
 
     def _guard(self, process: _ProcessT, start: Callable[[], _ProcessT]) -> None:
         """Have a process replaced that ends while it is idle; its successor only after a job."""
@@ -322,23 +384,14 @@ class HelperPool(Generic[_ProcessT]):
 
     def _replace_once_ended(self, process: _ProcessT, start: Callable[[], _ProcessT]) -> None:
         process.await_end()
-        # A job that comes meanwhile waits for the successor, and starts none of its own.
-        with self._replacing:
+        with self._changed:
             try:
                 self.idle.remove(process)
             except ValueError:
                 # It has a job, which starts another, or the pool has killed it.
                 return
-            process.kill()
-            with suppress(ProcessEndedError):
-                self._keep(_started(start))
-
-    def _idle_one(self) -> _ProcessT | None:
-        with self._replacing, suppress(IndexError):
-            while not (process := self.idle.pop()).is_alive:
-                process.kill()
-            return process
-        return None
+            self._begin(start)
+        process.kill()
 
 
 def _started(start: Callable[[], _ProcessT]) -> _ProcessT:

@@ -98,7 +98,7 @@ class TemplateProcesses:
         with self._lock:
             if not self._has_started:
                 self._has_started = True
-                self.idle.append(TemplateProcess())
+                self._pool.prepare(TemplateProcess)
 
     def run(self, job: Job, seconds: float) -> tuple[Any, Any]:
         """Return the answer to a job, and the answer to its branches, which may be empty.
