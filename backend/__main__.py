@@ -48,7 +48,8 @@ HEAPS_VARIABLE = "MALLOC_ARENA_MAX"
 AUTH_VARIABLE = "LOCALAI_GRPC_AUTH_TOKEN"
 # Hides advice of transformers.
 ADVICE_VARIABLE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-PROGRAM = "mlx-grpc-backend serve"
+# `serve` of the command line explains its own options.
+PROGRAM = "run.sh"
 DESCRIPTION = (
     "Serve MLX models by gRPC until SIGTERM or SIGINT; see docs/reference/options.md for variables."
 )

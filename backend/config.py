@@ -88,7 +88,7 @@ PROMPT_CACHE_MEMORY_SHARE = 0.25
 # Of the arrays that a device can hold besides the weights: rows and passes hold others.
 PROMPT_CACHE_ARRAY_SHARE = 0.5
 # Of the device's memory, unless the host sets it; less than the second is no room for any model.
-MEMORY_UTILIZATION, MIN_MEMORY_UTILIZATION = 0.9, 2**-20
+MEMORY_UTILIZATION, MIN_MEMORY_UTILIZATION = 0.9, 1e-7
 # Of the memory, if the device reports no working set: other processes share that of a CPU, and
 # MLX itself stops at this share of a CUDA device.
 CPU_MEMORY_SHARE, CUDA_MEMORY_SHARE = 0.75, 0.95

@@ -1,7 +1,7 @@
 """`python -m backend.rank`: the engine process, which is rank 0, or another rank of its group.
 
 The backend starts rank 0, and rank 0 the others on its machine. On another machine an operator
-runs `python -m backend.rank --hostfile FILE --rank N`, or `mlx.launch` does: it serves one group
+runs `mlx-grpc-backend rank --hostfile FILE --rank N`, or `mlx.launch` does: it serves one group
 after another, each in a separate process.
 """
 
@@ -30,6 +30,13 @@ from common.directories import state_directory
 
 if TYPE_CHECKING:
     from backend.engine.messages.codec import Channel
+
+PROGRAM = "mlx-grpc-backend rank"
+DESCRIPTION = (
+    "Compute a part of a model that is divided among machines, for one backend after another, "
+    "until stopped; see docs/guides/distributed.md."
+)
+RANK_HELP = "which of the hosts this machine is; the backend itself is 0"
 
 _POLL_INTERVAL_S = 0.5
 
@@ -62,10 +69,15 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.
     """Return the arguments; `mlx.launch` passes them in the environment."""
     rank = environment.get("MLX_RANK", "")
     hostfile = environment.get("MLX_HOSTFILE") or None
-    parser = argparse.ArgumentParser(prog="python -m backend.rank", description=__doc__)
-    parser.add_argument("--rank", type=int, default=int(rank) if rank.isdecimal() else None)
-    parser.add_argument("--hostfile", type=Path, default=hostfile, metavar="FILE")
-    parser.add_argument("--hosts", metavar="ADDRESS,ADDRESS:PORT,...")
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION)
+    number = int(rank) if rank.isdecimal() else None
+    parser.add_argument("--rank", type=int, default=number, metavar="N", help=RANK_HELP)
+    parser.add_argument(
+        "--hostfile", type=Path, default=hostfile, metavar="FILE", help="as in the option hostfile"
+    )
+    parser.add_argument(
+        "--hosts", metavar="ADDRESS,ADDRESS:PORT,...", help="as in the option hosts"
+    )
     for name in ("--parent", "--server-fd", "--size", "--device"):
         parser.add_argument(name, type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--control", default="", help=argparse.SUPPRESS)

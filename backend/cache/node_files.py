@@ -233,7 +233,7 @@ class CacheFolder:
         self._model = model
         self._verdicts: dict[tuple[str, str], _Verdict] = {}
         with self._made():
-            self._refuse_foreign_files()
+            _refuse_foreign_files(self.path)
 
     def files(self) -> list[CacheFile]:
         """Return the files of all models, with damaged ones and leftovers of killed writers."""
@@ -325,28 +325,40 @@ class CacheFolder:
             )
         return _Verdict(*seen, is_ours)
 
-    def _refuse_foreign_files(self) -> None:
-        foreign = sorted(self._foreign_files())
-        if foreign:
-            names = ", ".join(foreign[:_LISTED_NAMES])
-            more = len(foreign) - _LISTED_NAMES
-            names += f" and {more} more" if more > 0 else ""
-            raise ForeignFileError(
-                f"{self.path} holds what this backend did not write: {names}. "
-                "Move it elsewhere, or name another directory"
-            )
 
-    def _foreign_files(self) -> Iterator[str]:
-        with _folder(self.path) as own, os.scandir(own) as entries:
-            for model in filter(_is_visible, entries):
-                if not (_MODEL.fullmatch(model.name) and _is_folder(model)):
-                    yield model.name
-                    continue
-                with suppress(FileNotFoundError), _folder(model.name, own) as folder:
-                    ours = {entry.name for entry in _regular_files(folder)}
-                    with os.scandir(folder) as files:
-                        names = [e.name for e in files if _is_visible(e)]
-                    yield from (f"{model.name}/{name}" for name in names if name not in ours)
+def require_own_folder(root: Path) -> None:
+    """Have no folder of caches in a directory, or one that `CacheFolder` takes.
+
+    Raises:
+        OSError: Others can write to it, or it contains files not written by the disk tier.
+    """
+    with suppress(FileNotFoundError):
+        _refuse_foreign_files(root / FOLDER_NAME)
+
+
+def _refuse_foreign_files(path: Path) -> None:
+    foreign = sorted(_foreign_files(path))
+    if foreign:
+        names = ", ".join(foreign[:_LISTED_NAMES])
+        more = len(foreign) - _LISTED_NAMES
+        names += f" and {more} more" if more > 0 else ""
+        raise ForeignFileError(
+            f"{path} holds what this backend did not write: {names}. "
+            "Move it elsewhere, or name another directory"
+        )
+
+
+def _foreign_files(path: Path) -> Iterator[str]:
+    with _folder(path) as own, os.scandir(own) as entries:
+        for model in filter(_is_visible, entries):
+            if not (_MODEL.fullmatch(model.name) and _is_folder(model)):
+                yield model.name
+                continue
+            with suppress(FileNotFoundError), _folder(model.name, own) as folder:
+                ours = {entry.name for entry in _regular_files(folder)}
+                with os.scandir(folder) as files:
+                    names = [e.name for e in files if _is_visible(e)]
+                yield from (f"{model.name}/{name}" for name in names if name not in ours)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ from backend.errors import BackendError
 from backend.model.checkpoint.hub import HubModel, resolve
 from backend.output.collect import CollectedCall, Completion
 from backend.pb import backend_pb2 as pb
+from backend.rpc.parsing.message_fields import offer
 
 CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "foggy")
 MILDEST, SPREAD = 8, 20
@@ -77,7 +78,7 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
     """Return the tools listed in a JSON file; the user types their results.
 
     Raises:
-        ValueError: It is not a JSON array.
+        ValueError: It is not a JSON array of tools with names.
     """
     try:
         tools = json.loads(path.read_text(encoding="utf-8"))
@@ -85,8 +86,15 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
         raise ValueError(f"{path}: no JSON: {error}") from None
     if not isinstance(tools, list):
         raise ValueError(f"{path}: not a JSON array of tools")
+    schemas = json.dumps(tools, ensure_ascii=False)
+    try:
+        offered = offer(schemas)
+    except BackendError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if tools and not offered.tools:
+        raise ValueError(f"{path}: none of its tools is a function with a name")
     return Toolbox(
-        json.dumps(tools, ensure_ascii=False),
+        schemas,
         lambda call: console.input(f"{printable(call.name)} returns: ", markup=False),
     )
 
@@ -438,6 +446,8 @@ def command(  # noqa: PLR0913 - a parameter per option
     """
     console = Console()
     chosen = click.get_current_context().get_parameter_source("address") is not _UNCHOSEN
+    if name and model and name != model:
+        raise click.UsageError(f"two models, {name} and {model} of --model: name one")
     wanted = Wanted(address, token, name or model, is_chosen=chosen)
     settings = ChatSettings(
         system=system,

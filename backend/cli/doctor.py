@@ -32,6 +32,8 @@ from backend.cli.client import DEFAULT_ADDRESS, BackendClient, CallError
 from backend.cli.render import ERROR_STYLE, QUIET_STYLE, printable
 from backend.cli.serve import server_environment
 from backend.cli.status import inspect
+from backend.errors import BackendError
+from backend.rpc.parsing.load_options import tuning_options
 from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
 from common.machine_memory import machine_bytes
 from common.openblas import INSTALL_HINT, SWITCH, find_openblas, is_wanted
@@ -48,11 +50,11 @@ from common.remedies import (
 class Verdict(StrEnum):
     """The result of a check."""
 
-    GOOD = "good"
+    GOOD = "ok"
     # The backend works, but slower or with something missing.
     WARNING = "warning"
     # The backend does not work.
-    BAD = "bad"
+    BAD = "wrong"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +274,27 @@ def check_models(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 def check_cache(folder: Path | None) -> Iterator[Finding]:
     """Check the folder of the prompt cache on disk, if one is given."""
-    if folder is not None:
-        yield _folder("cache", folder, "give the option cache_dir a folder that can be written")
+    if folder is None:
+        return
+    remedy = "give the option cache_dir a folder that can be written"
+    try:
+        tuning_options([f"cache_dir:{folder}"], "")
+        folder = folder.expanduser()
+        _require_own_cache(folder)
+    except BackendError as error:
+        yield bad("cache", str(error).removeprefix("Options: "), remedy)
+    except OSError as error:
+        yield bad("cache", _told(error, folder), remedy)
+    else:
+        yield _folder("cache", folder, remedy)
+
+
+def _require_own_cache(folder: Path) -> None:
+    # Needs MLX, whose absence has a finding of its own.
+    with suppress(ImportError):
+        from backend.cache.node_files import require_own_folder
+
+        require_own_folder(folder)
 
 
 def check_host() -> Iterator[Finding]:
@@ -296,12 +317,16 @@ def _folder(subject: str, folder: Path, remedy: str) -> Finding:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        return bad(subject, f"{folder}: {error.strerror or error}", remedy)
+        return bad(subject, _told(error, folder), remedy)
     free = shutil.disk_usage(there).free
     text = f"{folder}, {decimal(free)} free"
     if free < LOW_DISK:
         return warning(subject, text, f"free some space, or {remedy}")
     return good(subject, text)
+
+
+def _told(error: OSError, folder: Path) -> str:
+    return f"{folder}: {error.strerror}" if error.strerror else str(error)
 
 
 def _other_address() -> str:
@@ -310,9 +335,9 @@ def _other_address() -> str:
 
 
 _MARKS = {
-    Verdict.GOOD: Text("ok", "green"),
-    Verdict.WARNING: Text("warning", "yellow"),
-    Verdict.BAD: Text("wrong", ERROR_STYLE),
+    Verdict.GOOD: Text(Verdict.GOOD, "green"),
+    Verdict.WARNING: Text(Verdict.WARNING, "yellow"),
+    Verdict.BAD: Text(Verdict.BAD, ERROR_STYLE),
 }
 
 

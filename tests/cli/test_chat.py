@@ -76,7 +76,7 @@ def test_tools_of_a_file_are_offered_until_they_are_taken_back(
     assert [request.Tools for request in scripted.requests] == [json.dumps([WEATHER_TOOL]), ""]
 
 
-@pytest.mark.parametrize("text", ["{}", "nonsense"])
+@pytest.mark.parametrize("text", ["{}", "nonsense", "[1]", '[{"type": "function"}]'])
 def test_a_file_without_tools_is_told_and_changes_nothing(
     run_chat, scripted, script, tmp_path, text
 ):
@@ -190,6 +190,13 @@ def test_the_user_answers_for_tools_of_a_file(run_chat, scripted, script, tmp_pa
 def test_a_named_model_is_loaded_first(run_chat, scripted, tmp_path):
     assert run_chat(options=["--model", str(tmp_path)]).exit_code == 0
     assert [load.ModelFile for load in scripted.loads] == [str(tmp_path)]
+
+
+def test_two_models_are_one_too_many(run_chat, scripted):
+    result = run_chat(options=["demo", "--model", "org/name"])
+    assert result.exit_code == 2
+    assert "two models, demo and org/name" in result.stderr
+    assert scripted.loads == []
 
 
 def test_a_failed_load_ends_the_chat_with_one_line(run_chat, scripted):

@@ -2,6 +2,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -29,7 +30,7 @@ def test_a_machine_on_which_everything_works_is_told_so():
     assert findings["python"]["text"] == ".".join(map(str, sys.version_info[:3]))
     assert f"mlx {version_of('mlx')}" in findings["packages"]["text"]
     assert "GFLOP/s" in findings["mlx"]["text"]
-    assert {each["verdict"] for each in findings.values()} <= {"good", "warning"}
+    assert {each["verdict"] for each in findings.values()} <= {"ok", "warning"}
 
 
 @pytest.mark.mlx
@@ -38,7 +39,7 @@ def test_every_warning_and_fault_has_a_remedy():
     assert result.exit_code == 1
     for finding in map(json.loads, result.output.splitlines()):
         assert (
-            bool(finding["remedy"]) == (finding["verdict"] != "good")
+            bool(finding["remedy"]) == (finding["verdict"] != "ok")
             or finding["subject"] == "wired limit"
         )
 
@@ -162,6 +163,21 @@ def test_a_file_is_no_folder_for_the_prompt_cache(tmp_path):
     for place in (tmp_path / "file", tmp_path / "file" / "cache"):
         finding = only(doctor.check_cache(place))
         assert (finding.verdict, finding.text) == (Verdict.BAD, f"{place}: Not a directory")
+
+
+def test_a_cache_folder_is_judged_as_a_load_judges_it(tmp_path):
+    own = tmp_path / "mlx-backend-prompt-cache"
+    own.mkdir(mode=0o700)
+    assert only(doctor.check_cache(tmp_path)).verdict is Verdict.GOOD
+    own.chmod(0o777)
+    finding = only(doctor.check_cache(tmp_path))
+    assert (finding.verdict, "others can write" in finding.text) == (Verdict.BAD, True)
+    own.chmod(0o700)
+    (own / "notes.txt").touch()
+    finding = only(doctor.check_cache(tmp_path))
+    assert (finding.verdict, "notes.txt" in finding.text) == (Verdict.BAD, True)
+    finding = only(doctor.check_cache(Path("cache")))
+    assert finding.text == "cache_dir: must be an absolute path, not 'cache'"
 
 
 def test_without_a_cache_folder_there_is_nothing_to_look_at():

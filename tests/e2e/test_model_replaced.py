@@ -370,7 +370,7 @@ NEVER = {
     "a share of the memory that is none": (
         lambda _: None,
         {"GPUMemoryUtilization": 1e-45},
-        "GPUMemoryUtilization: must be between 9.53674e-07 and 1, not 1.4013e-45",
+        "GPUMemoryUtilization: must be between 1e-07 and 1, not 1.4013e-45",
     ),
     "more memory than there is": (
         lambda _: None,

@@ -39,6 +39,12 @@ def test_the_address_is_found_among_other_arguments(arguments, address):
     assert server_config(arguments, {}).address == address
 
 
+def test_the_help_of_the_script_has_its_name(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        server_config(["--help"], {})
+    assert capsys.readouterr().out.startswith("usage: run.sh ")
+
+
 def test_options_that_mean_nothing_here_are_named_in_one_warning(caplog):
     arguments = ["--adr=h:7", "--port", "7", "--addr", "h:8", "x", "--metrics-adr", "h:9", "--y"]
     assert server_config(arguments, {}).address == "h:8"

@@ -260,5 +260,5 @@ def _absence(topology: Topology, missing: list[int], timeout_s: float) -> str:
     named = ", ".join(f"rank {rank} ({topology.hosts[rank]})" for rank in missing)
     return (
         f"{named} did not come within {timeout_s:g} s; on such a machine run: "
-        f"python -m backend.rank --hostfile FILE --rank {missing[0]}"
+        f"mlx-grpc-backend rank --hostfile FILE --rank {missing[0]}"
     )

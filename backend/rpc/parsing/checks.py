@@ -63,6 +63,12 @@ def require_path(field: str, text: str) -> str:
     return text
 
 
+def require_absolute(field: str, path: str) -> None:
+    """Refuse a path that depends on the working directory; `~` is a home."""
+    if not Path(path).expanduser().is_absolute():
+        raise InvalidRequestError(field, f"must be an absolute path, not {path!r}")
+
+
 def refuse_mistyped(request: Message, field: str, why: str = "is not text") -> None:
     """Refuse a request with a field in another type than that of its number."""
     number = request.DESCRIPTOR.fields_by_name[field].number

@@ -35,6 +35,7 @@ from backend.rpc.parsing.checks import (
     JsonObject,
     Range,
     parse_json,
+    require_absolute,
     require_object,
     require_path,
     require_range,
@@ -94,6 +95,8 @@ CHOICES: Mapping[str, Sequence[OptionValue]] = {
 }
 
 PATH_OPTIONS = frozenset({"cache_dir", "hostfile"})
+# Made where they are missing: in the host's working directory nobody would look for it.
+ABSOLUTE_OPTIONS = frozenset({"cache_dir"})
 
 Given = TypeVar("Given")
 
@@ -174,6 +177,8 @@ def _read(
             raise InvalidRequestError(f"{source}: {name}", str(error)) from None
         if name in PATH_OPTIONS:
             require_path(f"{source}: {name}", values[name] or "")
+        if name in ABSOLUTE_OPTIONS and values[name]:
+            require_absolute(f"{source}: {name}", values[name])
         check_range(f"{source}: {name}", name, values[name])
         _check_choice(f"{source}: {name}", name, values[name])
     return values

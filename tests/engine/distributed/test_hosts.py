@@ -99,6 +99,12 @@ def test_ranks_of_one_machine_take_its_devices_in_turn():
     assert device_environment(1, {"CUDA_VISIBLE_DEVICES": "4"}) == {}
 
 
+def test_the_help_of_a_worker_has_the_name_of_its_command(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        parse(["--help"], {})
+    assert capsys.readouterr().out.startswith("usage: mlx-grpc-backend rank ")
+
+
 def test_rank_0_that_an_operator_starts_says_that_it_is_not_needed_and_leaves_when_told():
     hosts = "127.0.0.1:32330,127.0.0.1:32340"
     command = [sys.executable, "-m", "backend.rank", "--hosts", hosts, "--rank", "0"]

@@ -179,7 +179,7 @@ def test_the_share_of_the_memory_is_the_hosts_or_a_default(sent, share):
     assert read(GPUMemoryUtilization=sent).memory_utilization == share
 
 
-@pytest.mark.parametrize("sent", [-0.1, 1e-45, 1e-7, 1.1, float("nan"), float("inf")])
+@pytest.mark.parametrize("sent", [-0.1, 1e-45, 1e-8, 1.1, float("nan"), float("inf")])
 def test_a_share_of_the_memory_out_of_range_is_refused(sent):
     with pytest.raises(InvalidRequestError, match="GPUMemoryUtilization: must be between "):
         read(GPUMemoryUtilization=sent)
@@ -220,11 +220,17 @@ def test_an_option_without_a_value_leaves_the_one_before_it():
 
 @pytest.mark.parametrize("name", OPTION_FIELDS)
 def test_every_option_can_be_set_both_ways(name):
-    value = {int: 2, float: 0.25, bool: True, str: "x"}[OPTION_FIELDS[name].kind]
+    value = {int: 2, float: 0.25, bool: True, str: "/x"}[OPTION_FIELDS[name].kind]
     value = CHOICES.get(name, (value,))[0]
     from_options = tuning_options([f"{name}:{str(value).lower()}"], "")
     assert from_options.by_name()[name] == value
     assert from_options == tuning_options([], json.dumps({name: value}))
+
+
+def test_a_cache_lies_at_an_absolute_path_or_in_a_home():
+    with pytest.raises(InvalidRequestError, match="Options: cache_dir: must be an absolute path"):
+        tuning_options(["cache_dir:cache"], "")
+    assert tuning_options(["cache_dir:~/cache"], "").prompt_cache.cache_dir == "~/cache"
 
 
 @pytest.mark.parametrize("name", RANGES)
