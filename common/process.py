@@ -89,6 +89,8 @@ def for_children(environment: Mapping[str, str]) -> Mapping[str, str]:
 EXIT_DEADLINE_S = 14.0
 """A host waits 15 s between SIGTERM and SIGKILL: unfinished work is cut off then."""
 
+TWIN_SIGNAL_S = 0.5
+
 LAST_LINES_TIMEOUT_S = 2.0
 """How long a process that ends at once may still log."""
 
@@ -103,13 +105,21 @@ log = logging.getLogger(__name__)
 class StopRequest:
     """Turns the first of `STOP_SIGNALS` into a request to stop; SIGHUP unless `nohup` ignores it.
 
-    A second signal ends the process at once; so does a stop that takes longer than
+    A later signal ends the process at once; so does a stop that takes longer than
     `EXIT_DEADLINE_S`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, twin_s: float = TWIN_SIGNAL_S) -> None:
+        """Create it on the running event loop.
+
+        Args:
+            twin_s: Signals within this time are one: a wrapper passes on what a terminal or a
+                service manager has sent to the whole group.
+        """
         self._requested = asyncio.Event()
         self._heard: list[signal.Signals] = []
+        self._twin_s = twin_s
+        self._armed_at = 0.0
 
     def listen(self) -> None:
         """Install the signal handlers; call it on the running event loop."""
@@ -126,12 +136,25 @@ class StopRequest:
         await self._requested.wait()
 
     def _receive(self, number: signal.Signals) -> None:
+        if self._requested.is_set():
+            return
+        self._armed_at = time.monotonic() + self._twin_s
         for each in self._heard:
-            # The kernel handles the second signal, even if the event loop is blocked.
-            signal.signal(each, signal.SIG_DFL)
+            # Runs although the event loop may be blocked.
+            signal.signal(each, self._receive_again)
+        asyncio.get_running_loop().call_later(self._twin_s, self._leave_to_kernel)
         self._requested.set()
         _start_daemon("exit-deadline", _exit_after_deadline)
         log.info("%s: finishing running work, then exiting", number.name)
+
+    def _receive_again(self, number: int, _frame: object) -> None:
+        if time.monotonic() >= self._armed_at:
+            self._leave_to_kernel()
+            os.kill(os.getpid(), number)
+
+    def _leave_to_kernel(self) -> None:
+        for each in self._heard:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def exit_at_once(status: int) -> NoReturn:

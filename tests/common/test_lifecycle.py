@@ -26,7 +26,7 @@ import asyncio
 from common.process import StopRequest
 
 async def main():
-    stop_request = StopRequest()
+    stop_request = StopRequest({twin_s})
     stop_request.listen()
     print("ready", flush=True)
     await stop_request.wait()
@@ -37,9 +37,11 @@ asyncio.run(main())
 """
 
 
-def start(after="pass", before=""):
-    code = before + STOPPABLE.format(after=after)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+def start(after="pass", before="", twin_s=60):
+    code = before + STOPPABLE.format(after=after, twin_s=twin_s)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
@@ -54,12 +56,35 @@ def test_the_first_signal_lets_the_process_finish(number):
 
 
 def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
-    with start(after="import threading; threading.Event().wait()") as process:
+    with start(after="import threading; threading.Event().wait()", twin_s=0) as process:
         process.stdout.readline()
         process.terminate()
         assert process.stdout.readline() == "stopping\n"
         process.terminate()
         assert process.wait(30) < 0
+
+
+def test_a_later_signal_ends_a_process_that_waits():
+    with start(after="await asyncio.Event().wait()", twin_s=0) as process:
+        process.stdout.readline()
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        process.terminate()
+        assert process.wait(30) < 0
+
+
+def test_signals_at_once_are_one():
+    after = "await asyncio.to_thread(input); print('done', flush=True)"
+    with start(after=after) as process:
+        process.stdout.readline()
+        process.terminate()
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "done\n"
+        assert process.wait(30) == 0
 
 
 def test_a_hangup_stays_ignored_under_nohup():
