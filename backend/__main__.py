@@ -7,11 +7,11 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from grpc.aio import ServerInterceptor
 
@@ -65,6 +65,8 @@ FALSE_WORDS = frozenset({"false", "0", "no", "off"})
 EXIT_BROKEN = 3
 
 TRACE_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+Listener = TypeVar("Listener")
 
 log = logging.getLogger("backend")
 
@@ -209,7 +211,7 @@ def _metrics_served(address: str, engine: "Engine[ServedModel]") -> Iterator[Non
         raise SettingError(
             f"--metrics-addr: {error}; this adds it: {install_command('metrics')}"
         ) from None
-    with MetricsServer(address, engine) as server:
+    with _listening("--metrics-addr", partial(MetricsServer, address, engine)) as server:
         log.info("metrics on %s:%d", address.rpartition(":")[0], server.port)
         yield
 
@@ -222,9 +224,18 @@ def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterato
         return
     from backend.rpc.page import PageServer
 
-    with PageServer(config.dashboard_address, engine, config.auth_token) as server:
+    page = partial(PageServer, config.dashboard_address, engine, config.auth_token)
+    with _listening("--dashboard", page) as server:
         log.info("dashboard on %s", server.url)
         yield
+
+
+def _listening(option: str, create: Callable[[], Listener]) -> Listener:
+    """Return what listens at the address of an option."""
+    try:
+        return create()
+    except AddressError as error:
+        raise SettingError(f"{option}: {error}") from None
 
 
 def _tracing() -> Sequence[ServerInterceptor]:

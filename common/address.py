@@ -7,6 +7,7 @@ import errno
 import re
 import socket
 from pathlib import Path
+from urllib.parse import quote
 
 MAX_PORT = 65535
 # The lowest limit of common systems, without the terminating null byte.
@@ -67,6 +68,12 @@ def socket_path(address: str) -> Path | None:
     if len(match[1].encode()) > MAX_SOCKET_PATH_BYTES:
         raise AddressError(address, f"its path has more than {MAX_SOCKET_PATH_BYTES} bytes")
     return Path(match[1])
+
+
+def grpc_target(address: str) -> str:
+    """Return an address as gRPC reads it: a path is a part of a URI, with `%`, `?` and `#`."""
+    path = socket_path(address)
+    return address if path is None else f"unix:{quote(str(path))}"
 
 
 def bind_problem(error: OSError) -> str:

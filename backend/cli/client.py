@@ -19,7 +19,7 @@ from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
-from common.address import AddressError, completed
+from common.address import AddressError, completed, grpc_target
 from common.rpc import fits_header
 
 DEFAULT_ADDRESS = ServerConfig().address
@@ -121,7 +121,7 @@ class BackendClient:
     """One channel to a backend; created and used on a running event loop."""
 
     def __init__(self, address: str, token: str = "") -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(grpc_target(address), options=CHANNEL_OPTIONS)
         self._stub = backend_pb2_grpc.BackendStub(self._channel)
         self._inspector = backend_pb2_grpc.InspectorStub(self._channel)
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()

@@ -28,7 +28,14 @@ from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.rpc.arrivals import ArrivalInterceptor
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES, DecodingInterceptor
-from common.address import AddressError, probe_port, probe_socket, socket_path, split_address
+from common.address import (
+    AddressError,
+    grpc_target,
+    probe_port,
+    probe_socket,
+    socket_path,
+    split_address,
+)
 from common.grpc_server import steady_server
 from common.rpc import (
     BearerTokenInterceptor,
@@ -78,8 +85,8 @@ async def _ask(target: str, model: str, token: str) -> str:
 
 
 def own_address(address: str) -> str:
-    """Return where this process reaches an address that it listens on."""
-    host, colon, port = address.rpartition(":")
+    """Return where gRPC of this process reaches an address that it listens on."""
+    host, colon, port = grpc_target(address).rpartition(":")
     return f"{_OWN.get(host, host)}{colon}{port}"
 
 
@@ -314,7 +321,7 @@ class BackendServer:
         if path is not None:
             # gRPC would steal the socket from a process that listens there.
             probe_socket(address, path)
-            self._server.add_insecure_port(f"unix:{path}")
+            self._server.add_insecure_port(grpc_target(address))
             return address
         host, port = split_address(address)
         try:

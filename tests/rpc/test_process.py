@@ -356,13 +356,14 @@ def test_metrics_are_served_on_an_address_of_their_own(start):
     assert backend.stop() == 0
 
 
-def test_a_server_that_cannot_serve_metrics_ends_and_leaves_no_socket(start, tmp_path):
+@pytest.mark.parametrize("option", ["--metrics-addr", "--dashboard"])
+def test_a_server_that_cannot_serve_all_ends_with_the_option_and_no_socket(start, tmp_path, option):
     path = tmp_path / "backend.sock"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        backend = start(f"--addr=unix:{path}", "--metrics-addr", address)
+        backend = start(f"--addr=unix:{path}", option, address)
         assert backend.process.wait(START_TIMEOUT_S) == 1
-    assert f"cannot listen on {address}" in backend.lines()[-1]
+    assert f"{option}: cannot listen on {address}" in backend.lines()[-1]
     assert not path.exists()
 
 

@@ -11,6 +11,7 @@ from http2 import HEADERS, read_frames
 from scripted_engine import TIMEOUT_S, ScriptedEngine, served, server_of, steps, stub
 from serving import code_of
 
+from backend.cli.client import BackendClient
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.pb import backend_pb2 as pb
 from backend.rpc.decoding import RECEIVE_LIMIT_BYTES
@@ -74,6 +75,18 @@ async def test_a_taken_port_is_refused():
     with pytest.raises(AddressError, match=f"{address}: Address already in use; stop the process"):
         await second.start()
     await server.stop()
+
+
+@pytest.mark.parametrize("name", ["100%25.sock", "a#b.sock", "a?b.sock", "a b.sock"])
+async def test_a_unix_socket_has_the_very_name_that_was_given(tmp_path, name):
+    address = f"unix:{tmp_path}/{name}"
+    server = server_of(ScriptedEngine(), address=address)
+    await server.start()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    async with BackendClient(address) as client:
+        await client.check_health()
+    await server.stop()
+    assert not list(tmp_path.iterdir())
 
 
 async def test_it_listens_on_a_unix_socket_and_takes_it_away_at_its_end(tmp_path):
