@@ -13,21 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.figure import Figure
-from benchmarks.harness.models import ROOT
 
 PLAIN_WIDTH = 140
+# Versions and a date name a measurement: commits of a branch may be rewritten.
+PACKAGES = ("mlx-grpc-backend", "mlx", "mlx-lm", "grpcio")
 
 
 def load() -> str:
     """Return the machine's load average over the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
-
-
-def revision() -> str:
-    """Return the commit of this checkout, marked if files differ from it; empty outside of git."""
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return asked.stdout.strip()
 
 
 def gpu_name() -> str:
@@ -47,9 +41,8 @@ def machine() -> dict[str, str]:
         "cores": f"{os.cpu_count()} cores",
         **({"gpu": gpu} if (gpu := gpu_name()) else {}),
         "load": f"load {load()}",
-        "revision": revision(),
         "python": f"Python {platform.python_version()}",
-        **{name: f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "grpcio")},
+        **{name: f"{name} {version(name)}" for name in PACKAGES},
     }
 
 

@@ -68,7 +68,7 @@ def _origin(reports: Sequence[dict[str, Any]]) -> str:
     """Return commands, and the machine before the first of them."""
     machine = reports[0]["machine"]
     commands = " and ".join(f"`{report['command']}`" for report in reports)
-    names = ("system", "cores", "gpu", "mlx", "mlx-lm", "load", "revision")
+    names = ("system", "cores", "gpu", "mlx", "mlx-lm", "load")
     place = ", ".join(machine[name] for name in names if machine.get(name))
     return f"{commands}, {machine['date']}, {place}:"
 

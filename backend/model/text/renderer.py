@@ -141,7 +141,7 @@ def render(
     instead.
 
     Args:
-        texts: Sequence[Text] that the prompt has to show, with the indices of their messages.
+        texts: Texts that the prompt has to show, with the indices of their messages.
 
     Raises:
         RenderError: The template refuses every form of it, or loses a text in each; the message is

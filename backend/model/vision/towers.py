@@ -116,8 +116,6 @@ _MIXINS: Mapping[str, type] = {
 }
 
 
-# Upstream's own arguments.
-
 # What some of mlx-vlm's processors need besides a checkpoint's usual files, by class.
 _NEEDED = {
     "Ernie4_5_VLProcessor": "tokenizer.model, a file of the original checkpoint",

@@ -62,7 +62,7 @@ class _CharacterClasses:
         """Partition the characters.
 
         Raises:
-            OverBudgetError: There are too many classes.
+            _OverBudgetError: There are too many classes.
         """
         edges = {edge for s in sets for low, high in s.ranges for edge in (low, high + 1)}
         if len(edges) > MAX_CLASSES:
@@ -98,7 +98,7 @@ class _Nfa:
         """Add a terminal.
 
         Raises:
-            OverBudgetError: It is too large.
+            _OverBudgetError: It is too large.
         """
         first = self._new()
         self._skips[self._start].append(first)
@@ -110,7 +110,7 @@ class _Nfa:
         Empty text is not counted. The ways on are a mask of character classes.
 
         Raises:
-            OverBudgetError: There are too many transitions.
+            _OverBudgetError: There are too many transitions.
         """
         first = self._closure([self._start])
         seen = {first}

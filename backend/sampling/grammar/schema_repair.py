@@ -65,7 +65,7 @@ def _type_of_name(name: object) -> str:
     """Return the JSON type that a name means, in any usual spelling.
 
     Raises:
-        WrongValueError: It means none, and therefore any.
+        _WrongValueError: It means none, and therefore any.
     """
     if isinstance(name, str):
         word = name.strip().lower()
@@ -150,7 +150,7 @@ def _require_pattern(pattern: str) -> None:
     """Refuse a pattern with a construct that no grammar has.
 
     Raises:
-        WrongValueError: It has one.
+        _WrongValueError: It has one.
     """
     tokens = _TOKEN.findall(pattern)
     if any(token in _LOOKS for token in tokens):

@@ -1,1 +1,1 @@
-"""Chat templates rendered in a separate process."""
+"""Chat templates and long texts in separate processes."""
