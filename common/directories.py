@@ -1,6 +1,7 @@
 """Directories of one user, the same for all processes of that user on a machine."""
 
 import atexit
+import errno
 import fcntl
 import logging
 import os
@@ -218,6 +219,19 @@ def _require_safe_parents(path: Path) -> None:
                 raise ForeignDirectoryError(f"{parent} can be written to by all users")
 
 
+def make_directories(path: Path, mode: int = 0o777) -> None:
+    """Create a directory and its missing parents, unless it is there.
+
+    Raises:
+        NotADirectoryError: Something else is there, of which the system says that it exists.
+        OSError: It cannot be created.
+    """
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
 def _create(path: Path) -> None:
     """Create a directory and its missing parents, each of them only this user's."""
     if not path.parent.exists():
@@ -229,6 +243,8 @@ def _create(path: Path) -> None:
 def _opened(path: Path) -> int:
     """Open the directory, creating it if it is missing."""
     _create(path)
+    if path.is_symlink():
+        raise ForeignDirectoryError(f"{path} is a link")
     directory = os.open(path, _OPEN_DIRECTORY)
     try:
         _require_private(path, os.fstat(directory))
@@ -270,7 +286,7 @@ def own_content(path: Path, limit_bytes: int) -> bytes:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file at once, so that no reader sees a part of it."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directories(path.parent, stat.S_IRWXU)
     descriptor, part = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -285,6 +301,8 @@ def replace_file(path: Path, content: bytes) -> None:
 def _require_private(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ForeignDirectoryError(f"{path} belongs to another user")
+    if status.st_mode & stat.S_ISVTX and status.st_mode & _OTHERS:
+        raise ForeignDirectoryError(f"{path} is a directory of all users: name one inside it")
     if status.st_mode & _OTHERS:
         raise ForeignDirectoryError(f"{path} lets other users in: chmod 700 makes it private")
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.directories import replace_file
+from common.directories import make_directories, replace_file
 
 _MARK = b"mlx-backend digests 1\n"
 _LINE = re.compile(rb"[0-9a-f]{64}")
@@ -44,7 +44,7 @@ class DigestFile:
 
     def add(self, digest: bytes) -> None:
         """Append a digest."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(self.path.parent)
         with self._opened(os.O_CREAT) as descriptor:
             os.write(descriptor, _line(digest))
             is_full = os.fstat(descriptor).st_size > self._max_bytes

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 
 from backend.cache.kv import PlainArray, PlainSegment
 from backend.cache.radix import BYTES_PER_TOKEN, TokenKey
-from common.directories import others_may_write
+from common.directories import make_directories, others_may_write
 
 FORMAT = "mlx-backend prompt cache 2"
 MAX_HEADER_BYTES = 16 * 2**20
@@ -288,7 +288,7 @@ class CacheFolder:
     @contextmanager
     def _made(self) -> Iterator[int]:
         """Open the folder of the model, created again if it was removed."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(self.path.parent)
         with suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         with _folder(self.path) as own:

@@ -18,6 +18,7 @@ from backend.config import ModelOptions
 from backend.errors import BackendError, InvalidRequestError
 from backend.jobs.job import Job
 from backend.model.checkpoint.hub import locate
+from common.directories import make_directories
 
 MARK = ".mlx-grpc-backend-job"
 _MAX_NAMES = 100
@@ -41,7 +42,7 @@ def scratch(path: Path) -> Iterator[Path]:
         OSError: It cannot be created.
     """
     remove_leftovers(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(path.parent)
     own = _created(path)
     mark = os.open(own / MARK, _OPEN_MARK | os.O_CREAT | os.O_EXCL, 0o600)
     try:

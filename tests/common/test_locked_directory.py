@@ -16,6 +16,7 @@ from common.directories import (
     MAX_FILE_BYTES,
     ForeignDirectoryError,
     LockedDirectory,
+    replace_file,
     temporary_directory,
 )
 
@@ -128,6 +129,20 @@ def test_a_directory_that_others_can_enter_is_refused(path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
+def test_a_directory_of_all_users_is_refused_and_nobody_told_to_close_it(path):
+    path.mkdir()
+    path.chmod(0o1777)
+    with pytest.raises(ForeignDirectoryError, match="all users: name one inside it"):
+        LockedDirectory(path)
+
+
+def test_a_file_in_the_place_of_a_directory_is_told_as_one(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "findings.json", tmp_path / "file" / "more" / "findings.json"):
+        with pytest.raises(NotADirectoryError):
+            replace_file(path, b"")
+
+
 def test_a_directory_of_somebody_else_is_refused(path):
     path.mkdir(mode=0o700)
     os.chown(path, 12345, 12345)
@@ -139,7 +154,7 @@ def test_a_directory_of_somebody_else_is_refused(path):
 def test_a_link_in_the_place_of_the_directory_is_not_followed(path, tmp_path, target):
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     path.symlink_to(tmp_path / target)
-    with pytest.raises(OSError, match=r"ledger"):
+    with pytest.raises(ForeignDirectoryError, match="ledger is a link"):
         LockedDirectory(path)
     assert not list((tmp_path / "elsewhere").iterdir())
 
