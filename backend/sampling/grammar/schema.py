@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.gbnf_rules import components, longest_chain, reachable
+from backend.sampling.grammar.number_bounds import beyond, largest_of
 from backend.sampling.grammar.schema_dialects import in_usual_keywords, is_never
 from backend.sampling.grammar.string_formats import FORMATS, with_spelled_format
 from backend.sampling.grammar.writer import LarkGrammar, escaped
@@ -218,6 +219,18 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")
 
 
+def _require_numbers(tree: _SchemaTree) -> None:
+    """Refuse bounds that no number meets.
+
+    Raises:
+        GrammarError: There is one; the message says where.
+    """
+    for pointer, fields in tree.schemas.items():
+        if keyword := beyond(fields):
+            largest = largest_of(fields)
+            raise GrammarError(f"{pointer}/{keyword}: numbers end at {largest} and -{largest}")
+
+
 def _parts(pointer: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, object, bool]]:
     """Yield the parts of a subschema: pointer, value, and whether it is only a definition."""
     for keyword, value in fields.items():
@@ -375,10 +388,6 @@ def _multiples(schemas: Iterable[Mapping[str, Any]]) -> set[int]:
     return {int("".join(map(str, number)).rstrip("0") or "0") for number in digits}
 
 
-# Doubles represent integers up to here exactly.
-_LARGEST = 10**15 - 1
-# All of its digits fit into 64 bits; it is a double too.
-_LARGEST_INTEGER = 10**18
 _FINEST = 1e-9
 _NUMERIC = frozenset({"integer", "number"})
 _BOUNDS = words("minimum maximum exclusiveMinimum exclusiveMaximum")
@@ -386,7 +395,7 @@ _KEYS = _NAMED | {"additionalProperties"}
 _DEFS = "$defs"
 _ANY = "x-any-value"
 _ANY_VALUE: Schema = {"$ref": f"#/{_DEFS}/{_ANY}"}
-_ANY_TYPES = ("string", "number", "boolean", "null", "array", "object")
+_ANY_TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
 def tightened(schema: Schema, forbidden: tuple[str, ...] = ()) -> Schema:
@@ -555,8 +564,7 @@ class _Opening(_Tightening):
         is_fractional = "number" in names
         # A number without bounds may have an exponent, which llguidance has nowhere else.
         if names & _NUMERIC and (ends or not is_fractional) and all(map(_is_usual_end, ends)):
-            largest = _LARGEST if is_fractional else _LARGEST_INTEGER
-            _bound(copy, is_fractional=is_fractional, largest=largest)
+            _bound(copy, is_fractional=is_fractional)
         if "array" in names and not {"items", "prefixItems"} & copy.keys():
             copy["items"] = self._any_value()
         if "object" in names:
@@ -573,8 +581,9 @@ def _is_usual_end(value: object) -> bool:
     return isinstance(value, int | float) and (not value or abs(value) >= _FINEST)
 
 
-def _bound(tight: dict[str, Any], *, is_fractional: bool, largest: int = _LARGEST) -> None:
+def _bound(tight: dict[str, Any], *, is_fractional: bool) -> None:
     """Limit the digits of a number."""
+    largest = largest_of(tight)
     if not {"minimum", "exclusiveMinimum"} & tight.keys():
         tight["minimum"] = min(-largest, tight.get("maximum", 0))
     if not {"maximum", "exclusiveMaximum"} & tight.keys():
@@ -602,6 +611,7 @@ def schema_to_lark(text: str) -> LarkGrammar:
     """
     schema = _usual(_parsed(text))
     tree = walk(schema)
+    _require_numbers(tree)
     require_bounded(tree)
     return LarkGrammar(json_rule(_with_short_numbers(schema, tree), SETTINGS))
 

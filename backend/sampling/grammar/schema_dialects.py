@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from typing import Any, TypeAlias
 
+from backend.sampling.grammar.number_bounds import with_exact_bounds
 from backend.sampling.grammar.string_formats import FORMATS
 
 Find: TypeAlias = Callable[[object], object]
@@ -16,8 +17,6 @@ Find: TypeAlias = Callable[[object], object]
 
 _TEXTS = frozenset({"title", "description", "$comment"})
 _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/2020-12)/schema#?")
-# Beyond it, JavaScript and others that read numbers as doubles do not tell integers apart.
-_LARGEST = 2**53
 # An array of four values has 65 ways to order some of them.
 _MAX_UNIQUE = 4
 _OF_ARRAYS = frozenset({"type", "items", "minItems", "maxItems"})
@@ -328,11 +327,7 @@ def _with_usual_numbers(fields: dict[str, Any]) -> dict[str, Any]:
         length = fields.get(keyword)
         if isinstance(length, float) and length.is_integer():
             fields[keyword] = int(length)
-    for keyword, sign in (("minimum", -1), ("maximum", 1)):
-        bound = fields.get(keyword)
-        if isinstance(bound, int | float) and bound * sign > _LARGEST:
-            fields[keyword] = sign * _LARGEST
-    return fields
+    return with_exact_bounds(fields)
 
 
 def _with_null(fields: dict[str, Any]) -> dict[str, Any]:

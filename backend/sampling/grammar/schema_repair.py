@@ -11,6 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from backend.sampling.grammar.number_bounds import (
+    LARGEST,
+    beyond,
+    is_number,
+    with_exact_bounds,
+)
 from backend.sampling.grammar.schema import (
     IMPLIED_TYPES,
     NUMBER_FORMATS,
@@ -48,7 +54,6 @@ _LOST = words(
     "dependentSchemas dependencies unevaluatedProperties unevaluatedItems divisibleBy extends "
     "disallow"
 )
-_LARGEST = 10**15
 _LONGEST = 10**6
 _TOKEN = re.compile(r"\\(?:k<|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?(?:P=|<?[=!])|.", re.DOTALL)
 _LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
@@ -88,34 +93,14 @@ def _types(value: object) -> list[str]:
 
 
 def _number(value: object) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value) or not math.isfinite(value):
         raise _WrongValueError("is no number")
     return value
 
 
-def _bound(
-    value: object, problem: str, excludes_all: Callable[[int | float], bool]
-) -> int | float | None:
-    number = _number(value)
-    if abs(number) <= _LARGEST:
-        return number
-    if excludes_all(number):
-        raise _WrongValueError(problem)
-    # Numbers have fewer digits anyway.
-    return None
-
-
-def _lower(value: object) -> int | float | None:
-    return _bound(value, "is too large", lambda number: number > 0)
-
-
-def _upper(value: object) -> int | float | None:
-    return _bound(value, "is too small", lambda number: number < 0)
-
-
 def _multiple(value: object) -> int | float | None:
     multiple = _number(value)
-    if not 0 < multiple <= _LARGEST:
+    if not 0 < multiple <= LARGEST:
         raise _WrongValueError("is no positive number")
     return multiple
 
@@ -199,10 +184,10 @@ VALUES: Mapping[str, Callable[[object], Any]] = {
     "pattern": _pattern,
     "format": _format,
     "multipleOf": _multiple,
-    "minimum": _lower,
-    "exclusiveMinimum": _lower,
-    "maximum": _upper,
-    "exclusiveMaximum": _upper,
+    "minimum": _number,
+    "exclusiveMinimum": _number,
+    "maximum": _number,
+    "exclusiveMaximum": _number,
     "minLength": _least,
     "minItems": _least,
     "minProperties": _least,
@@ -297,6 +282,10 @@ class Repair:
                     self._drop(f"{pointer}/{keyword}", str(error))
                 else:
                     fields |= {} if value is None else {keyword: value}
+        fields = with_exact_bounds(fields)
+        while keyword := beyond(fields):
+            self._drop(f"{pointer}/{keyword}", "allows no number that can be written")
+            del fields[keyword]
         if "const" in source:
             fields["enum"] = [source["const"]]
         self._choose(fields, pointer, is_nullable=source.get("nullable") is True)

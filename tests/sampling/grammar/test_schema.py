@@ -410,13 +410,33 @@ ACCEPTED_AND_REFUSED |= {
     ),
     "an integer without bounds": (
         {"type": "integer"},
-        ["0", "-12", "123456789012345678", "1" + 18 * "0"],
-        [19 * "1", 400 * "1", "1.5"],
+        ["0", "-12", "123456789012345678", "9223372036854774784"],
+        [19 * "9", 400 * "1", "1.5"],
     ),
     "an integer with one bound": (
         {"type": "integer", "minimum": 5},
         ["5", 18 * "9"],
         ["4", 20 * "9"],
+    ),
+    "an integer of 64 bits": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        ["1234567890123456789", "-9223372036854774784"],
+        [19 * "9", 20 * "1"],
+    ),
+    "an integer beyond those of a double": (
+        {"type": ["integer", "null"], "exclusiveMinimum": 1e16, "exclusiveMaximum": 2**60},
+        ["10000000000000002", "1000000000000000000", "null"],
+        ["10000000000000000", "1152921504606846976", "1"],
+    ),
+    "an integer under a bound beyond all integers": (
+        {"type": "integer", "minimum": -1e300, "exclusiveMaximum": 1e20},
+        ["1234567890123456789", "-5"],
+        [20 * "1"],
+    ),
+    "a number under a bound beyond all numbers": (
+        {"type": "number", "exclusiveMinimum": -1e20},
+        ["-9007199254740992", "0.5"],
+        [20 * "1", 16 * "9"],
     ),
     "a number format of Rust": ({"type": "integer", "format": "uint32"}, ["7"], ['"7"']),
 }
@@ -602,6 +622,10 @@ def test_what_a_class_excludes_is_not_written_with_an_escape_either(pattern, for
         ({"multipleOf": 0}, "invalid multiple of"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "'oneOf' may over"),
         ({"enum": []}, "empty"),
+        ({"type": "integer", "minimum": 1e20}, "#/minimum: numbers end at"),
+        ({"type": "integer", "maximum": -1e300}, "#/maximum: numbers end at"),
+        ({"items": {"type": "number", "exclusiveMinimum": 2**53}}, "#/items/exclusiveMinimum: num"),
+        ({"minimum": 1e16}, "#/minimum: numbers end at 9007199254740992"),
         ({"enum": 1}, "enum must be an array"),
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "'a' is unsatisfiable"),
         ({"$ref": "#"}, "#: no text can complete it"),
@@ -638,7 +662,7 @@ def test_a_schema_is_an_object(text):
 
 
 ANY_VALUES = ('{"a":[1,{"b":null}]}', "[[],{}]", '"x"', "-1.5", "true", "999999999999999")
-ENDLESS = ("1" * 16, "0." + "1" * 10, "1e400", "[" + "1" * 90 + "]", '{"a":' + "1" * 16 + "}")
+ENDLESS = ("1" * 20, "0." + "1" * 10, "1e400", "[" + "1" * 90 + "]", '{"a":' + "1" * 20 + "}")
 
 
 @pytest.mark.parametrize(
@@ -666,7 +690,7 @@ def test_parts_of_any_value_have_no_endless_numbers_either(compiler):
         "patternProperties": {"^x": True},
     }
     compiled = compile_text(compiler, json.dumps(schema))
-    digits = "1" * 16
+    digits = "1" * 20
     for key, value in (("a", digits), ("b", f"[{digits}]"), ("d", digits), ("x", digits)):
         assert not accepts(compiled, f'{{"{key}":{value}}}')
         assert accepts(compiled, f'{{"{key}":{value.replace(digits, "1")}}}')
@@ -676,7 +700,7 @@ def test_parts_of_any_value_have_no_endless_numbers_either(compiler):
 def test_a_number_with_a_bound_is_not_endless(compiler):
     schema = {"type": "number", "minimum": -90.5}
     compiled = compile_text(compiler, json.dumps(schema))
-    for value, is_allowed in {"59.913900123": True, "5.3333333333": False, "1" * 16: False}.items():
+    for value, is_allowed in {"59.913900123": True, "5.3333333333": False, "9" * 16: False}.items():
         assert accepts(compiled, value) == is_allowed
 
 

@@ -58,8 +58,8 @@ CASES = {
     "json number": (
         "hermes_json",
         {"type": "number"},
-        ["1", "-0.5", "999999999999999"],
-        ["1e400", "1" * 16, "0." + "1" * 10, "NaN", '"1"'],
+        ["1", "-0.5", "1700000000000000"],
+        ["1e400", "9" * 16, "0." + "1" * 10, "NaN", '"1"'],
     ),
     "json array": (
         "hermes_json",
@@ -586,3 +586,25 @@ def test_very_many_members_come_once_each_in_any_order_of_64(family):
         ("m149",),
         (),
     ]
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_an_id_of_64_bits_can_be_an_integer(name):
+    ids = ["1234567890123456789", "-1001234567890123", "9007199254740993"]
+    assert accepted(name, {"type": "integer"}, [*ids, "9" * 19, "1" * 20]) == ids
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_bound_of_integers_beyond_those_of_a_double_holds(name):
+    schema = {"type": "integer", "exclusiveMinimum": 2 * 10**15, "maximum": 2**60 + 1}
+    assert not Parameters.of(tool("f", {"properties": {"a": schema}})).notes
+    values = ["2000000000000000", "1152921504606847232", "2000000000000001", str(2**60)]
+    assert accepted(name, schema, values) == values[2:]
+
+
+@pytest.mark.parametrize("bound", [{"minimum": 1e20}, {"exclusiveMaximum": -1e300}])
+def test_a_bound_that_no_number_meets_is_noted_and_free(bound):
+    schema = {"type": "integer", **bound}
+    notes = Parameters.of(tool("f", {"properties": {"a": schema}})).notes
+    assert notes == {f"#/properties/a/{next(iter(bound))}": "allows no number that can be written"}
+    assert accepted("hermes_json", schema, ["1"]) == ["1"]
