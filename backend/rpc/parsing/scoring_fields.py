@@ -57,10 +57,13 @@ def score_call(request: pb.ScoreRequest) -> ScoreCall:
     for i, candidate in enumerate(request.candidates):
         if not candidate:
             raise InvalidRequestError(f"candidates[{i}]", "is empty")
+    if request.stable_prefix_len < 0:
+        problem = f"must be at least 0, not {request.stable_prefix_len}"
+        raise InvalidRequestError("stable_prefix_len", problem)
     return ScoreCall(
         prompt=request.prompt,
         candidates=tuple(request.candidates),
-        stable_prefix_bytes=max(request.stable_prefix_len, 0),
+        stable_prefix_bytes=request.stable_prefix_len,
         question_type=question_type,
     )
 

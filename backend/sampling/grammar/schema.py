@@ -214,6 +214,8 @@ def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
         is_extension = keyword.startswith(_EXTENSION) and keyword != _SETTINGS
         if keyword not in _KEYWORDS and not is_extension:
             raise GrammarError(f"{pointer}: the keyword {keyword!r} is not supported")
+    if fields.get("enum") == []:
+        raise GrammarError(f"{pointer}/enum: is empty: it allows no value")
     known = fields.get("format", "uuid")
     if not isinstance(known, str) or known not in FORMATS.keys() | NUMBER_FORMATS:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")

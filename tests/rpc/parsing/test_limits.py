@@ -102,6 +102,12 @@ def test_a_limit_is_inclusive_and_told(name):
     assert str(limit) in str(caught.value)
 
 
+def test_a_negative_length_of_the_stable_prefix_is_refused():
+    request = pb.ScoreRequest(prompt="x", candidates=["y"], stable_prefix_len=-1)
+    with pytest.raises(InvalidRequestError, match="stable_prefix_len: must be at least 0, not -1"):
+        score_call(request)
+
+
 @pytest.mark.parametrize("text", ['"' + "[" * 500 + '"', r'["\"[[[", ' + '"[", ' * 500 + '"]"]'])
 def test_brackets_inside_of_strings_nest_nothing(text):
     assert parse_json("Tools", text) == json.loads(text)
