@@ -5,7 +5,6 @@ their authors expect them to have an effect.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -18,6 +17,7 @@ from backend.errors import GrammarError, GrammarSyntaxError
 from backend.sampling.grammar.gbnf_rules import components, longest_chain, reachable
 from backend.sampling.grammar.number_bounds import beyond, largest_of
 from backend.sampling.grammar.schema_dialects import in_usual_keywords, is_never
+from backend.sampling.grammar.schema_patterns import exact, searched
 from backend.sampling.grammar.string_formats import FORMATS, with_spelled_format
 from backend.sampling.grammar.writer import LarkGrammar, escaped
 
@@ -99,24 +99,6 @@ def part_at(schema: object, pointer: str) -> Any:  # noqa: ANN401 (a part of JSO
     return found
 
 
-_OF_TERMINALS = re.compile(r"\\.|[/\n]", re.DOTALL)
-# Digits and letters are those of ECMA-262, as llguidance reads them in JSON.
-_ESCAPED = {
-    "/": r"\/",
-    "\n": r"\n",
-    "\\\n": r"\n",
-    r"\d": "[0-9]",
-    r"\D": "[^0-9]",
-    r"\w": "[0-9A-Za-z_]",
-    r"\W": "[^0-9A-Za-z_]",
-}
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-
-
-class PatternError(ValueError):
-    """The pattern cannot be enforced."""
-
-
 def string_terminals(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yield the terminals that a string must match.
 
@@ -129,7 +111,7 @@ def string_terminals(schema: Mapping[str, Any]) -> Iterator[str]:
     if schema.get("format") in FORMATS:
         yield f"/{FORMATS[schema['format']]}/"
     if "pattern" in schema:
-        yield f"/{_searched(schema['pattern'])}/"
+        yield f"/{searched(schema['pattern'])}/"
 
 
 @cache
@@ -147,29 +129,6 @@ def _prefixes(tags: tuple[str, ...]) -> list[str]:
     """Return the possible beginnings of these tags, without any complete tag."""
     prefixes = {tag[:length] for tag in tags for length in range(1, len(tag))}
     return sorted(prefix for prefix in prefixes if not prefix.startswith(tags))
-
-
-def _searched(pattern: str) -> str:
-    """Return a pattern for whole texts that contain a match of a pattern."""
-    tokens = _TOKEN.findall(pattern)
-    starts, ends = tokens[:1] == ["^"], tokens[-1:] == ["$"]
-    inner = tokens[starts : len(tokens) - ends]
-    if {"^", "$"} & {*inner} or ((starts or ends) and _has_choice(inner)):
-        raise PatternError(f"the pattern {pattern!r} has anchors inside")
-    # Inside of a class too, they end a terminal.
-    body = _OF_TERMINALS.sub(lambda found: _ESCAPED.get(found[0], found[0]), "".join(inner))
-    before, after = ("" if is_there else "(?s:.*)" for is_there in (starts, ends))
-    return f"{before}(?:{body}){after}"
-
-
-def _has_choice(tokens: list[str]) -> bool:
-    """Return whether there are alternatives outside all brackets."""
-    depth = 0
-    for part in tokens:
-        depth += (part == "(") - (part == ")")
-        if part == "|" and not depth:
-            return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -671,31 +630,10 @@ def json_rule(schema: Schema, settings: Mapping[str, object]) -> str:
 def _with_exact_classes(schema: Schema) -> Schema:
     fields = _with_parts(schema, _with_exact_classes)
     if isinstance(pattern := fields.get("pattern"), str):
-        fields["pattern"] = _exact(pattern)
+        fields["pattern"] = exact(pattern)
     if isinstance(keys := fields.get("patternProperties"), Mapping):
-        fields["patternProperties"] = {_exact(pattern): part for pattern, part in keys.items()}
+        fields["patternProperties"] = {exact(pattern): part for pattern, part in keys.items()}
     return fields
-
-
-_NEGATED = "[^"
-
-
-def _exact(pattern: str) -> str:
-    """Return a pattern in whose negated classes NUL is missing too.
-
-    In JSON, llguidance 1.9 reads a class with all control characters as one with quotes and
-    backslashes.
-    """
-    return "".join(_without_nul(part) for part in _TOKEN.findall(pattern))
-
-
-def _without_nul(part: str) -> str:
-    if not part.startswith(_NEGATED):
-        return part
-    others = part.removeprefix(_NEGATED)
-    # At its start they would stand for themselves.
-    escape = "\\" if others.startswith(("]", "-")) else ""
-    return rf"{_NEGATED}\x00{escape}{others}"
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from backend.formats.dialects import (
 from backend.sampling.grammar.schema import (
     IMPLIED_TYPES,
     AnySchema,
-    PatternError,
     Schema,
     string_terminals,
 )
+from backend.sampling.grammar.schema_patterns import PatternError
 from backend.sampling.grammar.tool_parameters import (
     OF_ARRAYS,
     Kind,

@@ -368,7 +368,7 @@ class HeldTools:
         parameters = self._parameters.of(tool)
         held = _HeldTool(writable(self._format, parameters, self._checker.vocabulary))
         # A terminal that matches nothing compiles, and would be noticed in the middle of a call.
-        if self._has_raw_text and held.parameters.combines_texts:
+        if self._has_raw_text and held.parameters.may_lack_texts:
             held.weaken(partial(_is_sound, self._format, self._checker))
         return held
 

@@ -138,11 +138,12 @@ class Parameters:
         return True
 
     @property
-    def combines_texts(self) -> bool:
-        """Whether a text must meet several conditions, which none might."""
-        schemas = walk(self.schema).schemas.values()
-        return any("pattern" in fields or "format" in fields for fields in schemas) and any(
-            len(IMPLIED_TYPES["string"] & fields.keys()) > 1 for fields in schemas
+    def may_lack_texts(self) -> bool:
+        """Whether no text might meet the conditions on one: a pattern, or a format and others."""
+        conditions = IMPLIED_TYPES["string"]
+        return any(
+            "pattern" in fields or ("format" in fields and len(conditions & fields.keys()) > 1)
+            for fields in walk(self.schema).schemas.values()
         )
 
     def error(self, pointer: str, problem: str) -> PartError:

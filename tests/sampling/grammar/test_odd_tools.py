@@ -189,6 +189,7 @@ def test_tools_with_odd_names_are_called_by_them_whole_and_letter_by_letter(name
     [
         {"type": "string", "pattern": "^a$", "minLength": 3},
         {"type": "string", "format": "date", "maxLength": 3},
+        {"type": "string", "pattern": r"^[^\s\S]+$"},
     ],
 )
 def test_conditions_that_no_text_meets_are_not_met_by_half_a_call(name, part):
@@ -294,7 +295,12 @@ def test_a_limit_of_properties_that_an_open_object_may_exceed_is_noted(others):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text"), [(r"^\d$", "1"), (r"^[\d-]$", "-"), (r"^\w$", "b"), (r"^[^\W1]$", "b")]
+    ("pattern", "text"),
+    [
+        *[(r"^\d$", "1"), (r"^[\d-]$", "-"), (r"^\w$", "b"), (r"^[^\W1]$", "b")],
+        *[(r"^[!-/:-@[-`{-~]$", "["), (r"^[+--]$", ","), (r"^\d$|^b$", "b"), (r"^[1&&]$", "&")],
+        *[(r"^{\w}{2}$", "{b}}"), (r"^[\0a]$", "a"), (r"^[1\]]$", "]"), (r"^\x62$", "b")],
+    ],
 )
 def test_digits_and_letters_of_raw_values_are_those_of_json(pattern, text):
     model, part = MODELS["qwen3_coder_xml"], {"type": "string", "pattern": pattern}

@@ -418,6 +418,23 @@ ACCEPTED_AND_REFUSED |= {
         ["5", 18 * "9"],
         ["4", 20 * "9"],
     ),
+    "brackets in classes": (
+        {"anyOf": [string(pattern=r"^[^[\]]+$"), string(pattern="^[!-/:-@[-`{-~]{2}$")]},
+        ['"ab"', '"[~"', '"!]"'],
+        ['"a["', '"]"', '"["'],
+    ),
+    "operators on classes in other languages": (
+        string(pattern="^[a&&b~~]+[+--]$"),
+        ['"a&,"', '"b~-"', '"~+"'],
+        ['"a|,"', '"a."'],
+    ),
+    "braces that repeat nothing": (
+        string(pattern=r"^{{[a-z]{1,2}}}|{\p{Lu}}$"),
+        ['"{{ab}}"', '"{É}"'],
+        ['"{{abc}}"', '"{a}"'],
+    ),
+    "a class without NUL": (string(pattern=r"^[^\0/]+$"), ['"ab"'], ['"a/b"', '"\\u0000"']),
+    "a class of POSIX": (string(pattern="^[[:alpha:]]+$"), ['"ab"'], ['"a1"', '"a]"']),
     "an integer of 64 bits": (
         {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
         ["1234567890123456789", "-9223372036854774784"],
@@ -615,6 +632,7 @@ def test_what_a_class_excludes_is_not_written_with_an_escape_either(pattern, for
         ({"type": "string", "pattern": "("}, "unclosed group"),
         ({"type": "string", "pattern": "^(?=a)b$"}, "look-around"),
         ({"type": "string", "pattern": r"^(a)\1$"}, "backreferences"),
+        ({"type": "string", "pattern": "^a{,2}$"}, "repetition quantifier"),
         ({"type": "string", "pattern": 1}, "Expected string for 'pattern'"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum \\(5\\) is greater"),
         ({"type": "integer", "minimum": "5"}, "Expected f64 for 'minimum'"),
