@@ -264,9 +264,13 @@ async def rerank(call: RerankCall, model: ServedModel, engine: ServedEngine) -> 
 async def _judge(call: RerankCall, model: ServedModel, engine: ServedEngine) -> _Verdict:
     size_bytes = _size_bytes(call)
     pairs = tuple(await worker_pool.run_in_turns(_pairs(call, model), size_bytes=size_bytes))
-    judgement = await engine.compute(model, JudgeRequest(pairs))
-    relevances = list(map(_sigmoid, judgement.logits))
-    return _Verdict(relevances, sum(len(pair.token_ids) for pair in pairs))
+    # Computed once, equal documents have equal scores, however passes round.
+    distinct = tuple(dict.fromkeys(pairs))
+    judgement = await engine.compute(model, JudgeRequest(distinct))
+    relevances = dict(zip(distinct, map(_sigmoid, judgement.logits), strict=True))
+    return _Verdict(
+        [relevances[pair] for pair in pairs], sum(len(pair.token_ids) for pair in pairs)
+    )
 
 
 def _pairs(call: RerankCall, model: ServedModel) -> Iterator[TokenPair]:
@@ -299,16 +303,17 @@ async def _ask(call: RerankCall, model: ServedModel, engine: ServedEngine) -> _V
     prompts = await worker_pool.run_in_turns(
         _prompts(call, phrasing, model), size_bytes=_size_bytes(call)
     )
-    head = min((common_length(*pair) for pair in pairwise(prompts)), default=0)
+    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    head = min((common_length(*pair) for pair in pairwise(distinct)), default=0)
     if head:
         # Compute and store the shared prefix first; the documents are not worth storing.
-        await engine.compute(model, _request(prompts[0][:head], (), Remembered.ALL, scope))
-    relevances = []
-    for prompt in prompts:
+        await engine.compute(model, _request(distinct[0][:head], (), Remembered.ALL, scope))
+    relevances = {}
+    for prompt in distinct:
         request = _request(prompt, answers, Remembered.NOTHING, scope)
         (yes,), (no,) = (await engine.compute(model, request)).logprobs
-        relevances.append(_sigmoid(yes - no))
-    return _Verdict(relevances, sum(map(len, prompts)))
+        relevances[prompt] = _sigmoid(yes - no)
+    return _Verdict([relevances[tuple(prompt)] for prompt in prompts], sum(map(len, prompts)))
 
 
 def _kind(model: ServedModel) -> RerankerKind:

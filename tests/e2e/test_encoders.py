@@ -28,7 +28,7 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 TYPES = ["bert", "roberta", "xlm-roberta", "modernbert"]
 TEXTS = ["la li lo", "be bi ba bo du " * 6, "x", "Ki, ko ku! " * 3, "na", "so", "so so si"]
-DOCUMENTS = ["la bo", "du da di " * 8, "is it", "ba bo bi", "be", "so si " * 12]
+DOCUMENTS = ["la bo", "du da di " * 8, "is it", "ba bo bi", "", "so si " * 12]
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,8 @@ def expected_relevance(directory, copy, query):
     network = load_sequence_classification_model(as_upstream_names_it(directory, copy))
     tokenizer = AutoTokenizer.from_pretrained(directory)
     for document in DOCUMENTS:
-        pair = {name: mx.array([ids]) for name, ids in tokenizer(query, document).items()}
+        # As a list, which keeps an empty document.
+        pair = {name: mx.array(ids) for name, ids in tokenizer([query], [document]).items()}
         yield 1 / (1 + np.exp(-network(**pair).logits.item())), pair["input_ids"].size
 
 
@@ -236,6 +237,25 @@ async def test_a_cross_encoder_orders_documents(shared, cross_encoders, model_ty
     assert (result.usage.total_tokens, result.usage.prompt_tokens) == (tokens, tokens)
     assert [each.index for each in best.results] == [each.index for each in result.results[:2]]
     assert alone.results[0].relevance_score == pytest.approx(relevance[1], abs=1e-5)
+
+
+async def test_equal_documents_have_one_score_in_the_order_of_the_call(cross_encoders):
+    documents = ["la bo", *["du da di " * 8, "la bo", "be"] * 20]
+    async with served(cross_encoders["bert"]) as backend:
+        result = await rerank(backend, documents=documents)
+        alone = [await rerank(backend, documents=[text]) for text in documents[:4]]
+        computed = backend.engine.status().metrics["prompt_tokens"]
+    scores = {text: [] for text in documents}
+    for each in result.results:
+        scores[each.text].append((each.relevance_score, each.index))
+    for text, found in scores.items():
+        assert len({score for score, _ in found}) == 1
+        assert [index for _, index in found] == [
+            index for index, document in enumerate(documents) if document == text
+        ]
+    counts = [each.usage.prompt_tokens for each in alone]
+    assert result.usage.prompt_tokens == counts[0] + 20 * sum(counts[1:])
+    assert computed == sum(counts) + sum(counts[1:])
 
 
 async def test_a_cross_encoder_does_nothing_else_and_says_so(shared, cross_encoders):

@@ -285,12 +285,13 @@ class LockedReader(Reader):
         """Return the ids of two texts, the second of which is cut where it is too long."""
         truncation = False if limit is None else "only_second"
         with self._lock:
+            # By itself, a pair whose second text is empty would be the first text alone.
             encoded = checked(
                 lambda: self.hf(
-                    first, second, max_length=limit, truncation=truncation, verbose=False
+                    [first], [second], max_length=limit, truncation=truncation, verbose=False
                 )
             )
-        return encoded["input_ids"], encoded.get("token_type_ids") or []
+        return encoded["input_ids"][0], encoded.get("token_type_ids", [[]])[0]
 
     def placed(self, text: str) -> Sequence[tuple[int, tuple[int, int], int]]:
         """Return the ids of a text with their places and words."""
@@ -352,7 +353,7 @@ def columns(
     """Return what a Rust tokenizer finds, one list for each number of a token."""
     encode = tokenizer.encode_batch if reading is Reading.PLACES else tokenizer.encode_batch_fast
     adds = reading in (Reading.PAIR, Reading.SPECIAL)
-    given = (text, second) if second else text
+    given = (text, second) if reading is Reading.PAIR else text
     (encoded,) = checked(lambda: encode([given], add_special_tokens=adds))
     if reading is Reading.PAIR:
         return [encoded.ids, encoded.type_ids, _or_minus_one(encoded.sequence_ids)]
