@@ -60,7 +60,9 @@ class PlacementMemory:
         used = dict.fromkeys(media, 0)
         said = hashlib.sha256()
         for index, message in enumerate(messages):
-            said.update(repr((message.role, message.content)).encode(errors="replace"))
+            # System prompts often tell the time.
+            if message.role != "system":
+                said.update(repr((message.role, message.content)).encode(errors="replace"))
             if index == latest:
                 counts: Counts = {kind: len(media[kind]) - used[kind] for kind in media}
             elif index in questions:

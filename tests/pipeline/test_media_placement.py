@@ -53,6 +53,15 @@ def test_an_answer_that_was_changed_makes_another_conversation(memory):
     assert placed(memory, talk("what?", "a cow", "and?", "x", "no"), A, B) == [1, 0, 0, 0, 1]
 
 
+def test_a_system_prompt_that_changes_makes_no_other_conversation(memory):
+    def at(clock, *said):
+        return [Message(role="system", content=f"It is {clock}."), *talk(*said)]
+
+    placed(memory, at("12:01", "what?"), A)
+    follow_up = at("12:02", "what?", "a dog", "and?")
+    assert placed(memory, follow_up, A, B) == [0, 1, 0, 1]
+
+
 def test_kinds_are_placed_side_by_side(memory):
     media = {IMAGE: [A], AUDIO: [B]}
     memory.place(talk("what?"), media)
