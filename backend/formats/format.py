@@ -324,14 +324,16 @@ _BARE_LEADS = ("{", "[")
 def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
     """Return a format that also reads JSON calls without markers: all models lapse into these.
 
-    A format with bare calls of its own, and one that frames the whole reply, stay as they are.
+    Bare calls of a format's own, and a format that frames the whole reply, stay as they are.
     """
-    has_own = any(lead in tool_format.leads for lead in _BARE_LEADS)
-    if has_own or not tool_format.readings or tool_format.owns_reply:
+    if not tool_format.readings or tool_format.owns_reply:
         return tool_format
     # A scanner would find a lead inside a marker first.
     marks = (*tool_format.openers, *tool_format.closers, *tool_format.leaks)
-    leads = tuple(lead for lead in _BARE_LEADS if not any(lead in mark[1:] for mark in marks))
+    others = [lead for lead in _BARE_LEADS if lead not in tool_format.leads]
+    leads = tuple(lead for lead in others if not any(lead in mark[1:] for mark in marks))
+    if not leads:
+        return tool_format
     bare, lapses = Reading(JSON_CALLS, openers=leads), tool_format.lapses
     return replace(
         tool_format,

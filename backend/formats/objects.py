@@ -172,6 +172,7 @@ GRANITE = ToolFormat(
     openers=(GRANITE_OPENER, "<tool_call>", "<function_call>"),
     leads=("[", "{"),
     name_lead=GRANITE_PYTHON,
+    closers=(tagged.QWEN3_CODER_CLOSER,),
     readings=(
         # Only the end of the reply ends the lines.
         Reading(PYTHONIC_CALLS, openers=(GRANITE_PYTHON,), end=GRANITE_END),

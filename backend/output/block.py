@@ -8,7 +8,7 @@ from functools import lru_cache
 from backend.core.step import ContentDelta, Delta
 from backend.formats.dialects import NESTING_KEYS
 from backend.formats.format import ToolFormat
-from backend.output.readers.literal_calls import list_end
+from backend.output.readers.bare_python import list_end
 from backend.output.readers.patterns import (
     MAX_SPACE_CHARS,
     SPACE,
@@ -565,11 +565,13 @@ class Block:
         if not (truncated or self.is_repaired) and self._is_in_sentence(is_last=True):
             return ReaderOutput(rejected=self.held)
         output = self._reader.finish(truncated=truncated)
-        is_unfinished = self._context.calls.is_open and not truncated
-        is_damaged = is_unfinished or (output.rejected and not truncated)
+        is_open = self._context.calls.is_open
+        is_unfinished = is_open and not truncated
+        gave_up = is_open and output.is_damaged
+        is_damaged = gave_up or is_unfinished or (output.rejected and not truncated)
         if not (is_damaged and self._may_repair()):
             return output
-        self._repair(output.rejected)
+        self._repair(output.rejected + (output.rest or ""))
         again = self._reader.finish(truncated=truncated)
         # The reader was still following the call: what it held is a piece of the arguments.
         rejected = "" if is_unfinished and self._context.calls.is_open else again.rejected

@@ -34,6 +34,7 @@ from backend.formats.dialects import (
 )
 from backend.formats.format import ToolFormat
 from backend.formats.literal import PYTHONIC_CALLS
+from backend.output.readers.bare_python import BarePythonReader, LiteralListReader
 from backend.output.readers.json_calls import (
     FENCE,
     NO_ARGUMENTS,
@@ -46,7 +47,6 @@ from backend.output.readers.literal_calls import (
     ASSIGNMENT,
     LiteralCallReader,
     LiteralDialect,
-    LiteralListReader,
 )
 from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
@@ -646,13 +646,15 @@ def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
     readings = tool_format.readings_at(opener)
     choices = {begin: _factory(reading) for reading in readings for begin in reading.begins}
     otherwise = _factory(fallback := tool_format.fallback_at(opener))
+    texts = (*tool_format.openers, *tool_format.closers, *tool_format.leaks, FENCE)
+    marks = tuple(text for text in texts if len(text) > 1)
+    if isinstance(fallback.dialect, Literals) and opener in ("[", tool_format.name_lead):
+        otherwise = partial(BarePythonReader, make_reader=otherwise, marks=marks)
     if opener == "[" and isinstance(fallback.dialect, Objects):
         # All models lapse into Python too.
         choices = {**dict.fromkeys(("{", "["), otherwise), **choices}
         calls = replace(PYTHONIC_CALLS, before=tuple(f"{each}." for each in USUAL_NAMESPACES))
         dialect = literal_dialect(Reading(calls), calls)
-        texts = (*tool_format.openers, *tool_format.closers, *tool_format.leaks, FENCE)
-        marks = tuple(text for text in texts if len(text) > 1)
         otherwise = partial(LiteralListReader, dialect=dialect, marks=marks)
     if not choices:
         return otherwise

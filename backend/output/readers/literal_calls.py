@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from backend.output.readers.literal_values import MAX_QUOTED_CHARS, LiteralSyntax, LiteralValue
@@ -28,13 +28,10 @@ from backend.output.readers.patterns import (
     span_end,
 )
 from backend.output.readers.reader import (
-    NAMESPACES,
-    CallLedger,
     NotACallError,
     ReaderContext,
     ReaderOutput,
     SteppingReader,
-    offered_name,
 )
 from backend.output.readers.typed_values import (
     UNKNOWN,
@@ -179,6 +176,16 @@ class LiteralCallReader(SteppingReader):
         return self._dialect.call_end if has_ended else ""
 
     @property
+    def _separators(self) -> str:
+        """Signs between calls; a program has more after a semicolon."""
+        return "," if self._dialect.is_script else ",;"
+
+    @property
+    def _bare_end(self) -> tuple[str, ...]:
+        """The end of a list without markers."""
+        return () if self._dialect.block_end else (_LIST_END,)
+
+    @property
     def _quotes(self) -> tuple[str, ...]:
         return self._dialect.syntax.quotes
 
@@ -199,6 +206,9 @@ class LiteralCallReader(SteppingReader):
         if call.end == REFUTED and (aside := self._aside_at(position)) != REFUTED:
             return aside
         end = self._block_end_at(position) if self._calls_ended else REFUTED
+        if self._calls_ended and self._buffer.startswith(self._bare_end, position):
+            # After a comma.
+            end = position + len(_LIST_END)
         self._is_over = end >= 0
         return self._expected(position, end, call.end)
 
@@ -373,8 +383,12 @@ class LiteralCallReader(SteppingReader):
             end = span_end(_STRAY_ENDS, self._buffer, position)
             follows = self._block_end_at(end)
             return end if follows >= 0 else follows
-        if self._buffer[position] == ",":
-            follows = self._next_call_at(after_space(self._buffer, position + 1))
+        if self._buffer[position] in self._separators:
+            follows = after_space(self._buffer, position + 1)
+            if self._buffer[position] == ",":
+                follows = self._next_call_at(follows)
+            elif follows >= 0:
+                follows = self._call_at(follows).end
             return position + 1 if follows >= 0 else follows
         if self._dialect.block_end:
             return self._next_call_at(position)
@@ -543,193 +557,3 @@ class LiteralCallReader(SteppingReader):
         except NotACallError:
             return REFUTED
         return after_space(self._buffer, position) if position >= 0 else position
-
-
-_HEAD = re.compile(r"\s*+([\w./:-]++)\s*+[({]")
-_BEGUN_HEAD = re.compile(r"\s*+([\w./:-]*+)\s*+")
-_BETWEEN = re.compile(r"\s*+[,;\]]")
-_NO_STRUCTURE = re.compile(r"""[^"'()\[\]{}]*+""")
-_NO_QUOTE = re.compile(r"""[^"'\\]*+""")
-# What may follow a string: after another quote in it, it goes on.
-_AFTER_LISTED_STRING = frozenset(",)]}:;")
-_TRIPLE = ('"""', "'''")
-# An apostrophe begins no string; the prefix of one is a single letter.
-_WORD = re.compile(r"\w\w\Z")
-_WORD_CHARS = 2
-# Arguments as an object, which no program has there.
-_WITH_OBJECT = re.compile(r"[\s\[]*+[\w./:-]++\s*+\(\s*+(?:\*\*\s*+)?\{")
-# Brackets too many, and the end of a fence.
-_STRAY = ",;)]}"
-_IN_LINE = f"{_STRAY} \t\r`"
-
-
-class _ListEnd:
-    """Finds the end of a list of calls, however their arguments are written.
-
-    Attributes:
-        end: Number of characters after the opening bracket, `REFUTED` or `UNDECIDED`.
-        has_semicolons: Whether calls are separated by these.
-    """
-
-    def __init__(self, names: CallLedger) -> None:
-        self._names = names
-        self._buffer = ""
-        self._dropped = self._position = 0
-        self._has_calls = False
-        self._depth = 0
-        self._quote = ""
-        self.end = UNDECIDED
-        self.has_semicolons = False
-
-    def follow(self, text: str) -> int:
-        """Read more text; return the end."""
-        self._buffer += text
-        while self.end == UNDECIDED and self._position < len(self._buffer):
-            step = self._in_string if self._quote else self._in_call
-            position = (step if self._depth else self._between)(self._position)
-            if position < 0:
-                self.end = position
-                break
-            self._position = position
-        drop = max(0, self._position - _WORD_CHARS)
-        self._buffer = self._buffer[drop:]
-        self._dropped += drop
-        self._position -= drop
-        return self.end
-
-    def _between(self, position: int) -> int:
-        """Read the name of a call, a comma, or the end of the list."""
-        found = _BETWEEN.match(self._buffer, position) if self._has_calls else None
-        if found:
-            self.has_semicolons |= found[0].endswith(";")
-            if found[0].endswith("]"):
-                self.end = self._dropped + found.end()
-            return found.end()
-        if (head := _HEAD.match(self._buffer, position)) and offered_name(head[1], self._names):
-            self._has_calls = True
-            self._depth = 1
-            return head.end()
-        is_short = len(self._buffer) < position + MAX_TAG_CHARS
-        begun = _BEGUN_HEAD.fullmatch(self._buffer, position) if is_short else None
-        return UNDECIDED if begun and self._may_be_name(begun[1]) else REFUTED
-
-    def _may_be_name(self, word: str) -> bool:
-        """Tell whether a word, or the part of it after a namespace, may become a name."""
-        parts = {word, *re.split("[.:]", word)}
-        is_namespace = any(space.startswith(word) for space in NAMESPACES)
-        return is_namespace or any(map(self._names.may_become_offered, parts))
-
-    def _in_call(self, position: int) -> int:
-        start = span_end(_NO_STRUCTURE, self._buffer, position)
-        if start > position:
-            return start
-        char = self._buffer[position]
-        if char in "([{":
-            self._depth += 1
-        elif char in ")]}":
-            self._depth -= 1
-        elif not _WORD.search(self._buffer, position - _WORD_CHARS, position):
-            if len(self._buffer) < position + len(_TRIPLE[0]):
-                return UNDECIDED
-            is_triple = self._buffer.startswith(_TRIPLE, position)
-            self._quote = char * len(_TRIPLE[0]) if is_triple else char
-            return position + len(self._quote)
-        return position + 1
-
-    def _in_string(self, position: int) -> int:
-        start = span_end(_NO_QUOTE, self._buffer, position)
-        if start > position:
-            return start
-        if self._buffer[position] == "\\":
-            return position + 2 if len(self._buffer) > position + 1 else UNDECIDED
-        end = after(self._buffer, position, self._quote)
-        follows = after_space(self._buffer, end) if end >= 0 else end
-        if follows == REFUTED or (
-            follows >= 0 and self._buffer[follows] not in _AFTER_LISTED_STRING
-        ):
-            return position + 1
-        self._quote = "" if follows >= 0 else self._quote
-        return follows
-
-
-def list_end(text: str, names: CallLedger) -> int:
-    """Return the end of the list of calls that a text begins with; negative without one."""
-    begin = text.find("[") + 1
-    end = _ListEnd(names).follow(text[begin:])
-    return begin + end if end >= 0 else end
-
-
-class LiteralListReader:
-    """Reads a list at once: brackets at the start of an answer are mostly prose, or code.
-
-    It has calls only as a whole, if it ends its line, or a marker follows.
-    """
-
-    def __init__(
-        self, context: ReaderContext, *, dialect: LiteralDialect, marks: tuple[str, ...]
-    ) -> None:
-        """Begin after the bracket; the format has these `marks`."""
-        self._context = context
-        self._dialect = dialect
-        self._ends = ("\n", *marks)
-        self._list = _ListEnd(context.calls)
-        self._raw: list[str] = []
-
-    @property
-    def held(self) -> str:
-        """All text: nothing is emitted before the end."""
-        return self._context.opener + "".join(self._raw)
-
-    @property
-    def is_mid_call(self) -> bool:
-        """Whether the list is open."""
-        return self._list.end == UNDECIDED
-
-    def feed(self, text: str) -> ReaderOutput:
-        """Read more text, up to the end of the list, or until it turns out to be none."""
-        self._raw.append(text)
-        end = self._list.end if self._list.end >= 0 else self._list.follow(text)
-        if end == UNDECIDED:
-            return ReaderOutput()
-        raw = "".join(self._raw)
-        if end >= 0:
-            follows = raw[end:].lstrip(_IN_LINE)
-            if follows.startswith(self._ends):
-                return self._read(raw)
-            is_short = len(raw) < end + MAX_TAG_CHARS
-            if is_short and any(mark.startswith(follows) for mark in self._ends):
-                return ReaderOutput()
-        return ReaderOutput(rejected=self._context.opener, rest=raw)
-
-    def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End with the reply; only the end of the list may be missing."""
-        raw = "".join(self._raw)
-        if self._list.end >= 0:
-            output = self._read(raw)
-            return ReaderOutput(rejected=self.held) if output.is_damaged else output
-        if truncated:
-            return ReaderOutput()
-        calls = self._context.calls.of_trial()
-        output = self._finished(calls, raw)
-        if calls.completed and not (calls.is_open or output.rejected):
-            return self._finished(self._context.calls, raw)
-        return ReaderOutput(rejected=self.held)
-
-    def _finished(self, calls: CallLedger, raw: str) -> ReaderOutput:
-        reader = self._reader(calls)
-        output = reader.feed(raw)
-        last = reader.finish(truncated=False)
-        return replace(last, deltas=(*output.deltas, *last.deltas))
-
-    def _reader(self, calls: CallLedger) -> LiteralCallReader:
-        return LiteralCallReader(replace(self._context, calls=calls), dialect=self._dialect)
-
-    def _read(self, raw: str) -> ReaderOutput:
-        """Read a list, unless it is damaged."""
-        text, rest = f"{raw[: self._list.end]}\n", raw[self._list.end :]
-        trial = self._reader(self._context.calls.of_trial()).feed(text)
-        is_odd = self._list.has_semicolons or _WITH_OBJECT.match(raw)
-        if is_odd or trial.is_damaged or trial.rest != "\n":
-            return ReaderOutput(rejected=self._context.opener, rest=raw, is_damaged=True)
-        deltas = self._reader(self._context.calls).feed(text).deltas
-        return ReaderOutput(deltas, rest=rest.lstrip(_STRAY))
