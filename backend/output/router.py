@@ -38,6 +38,9 @@ from backend.output.text import (
 
 _BEGUN_TOKEN = re.compile(r"\s*<[|｜]\w[^<>]*")
 
+# So close to the end of repeated openers each is read as one.
+_NEAR_CHARS = 400
+
 # Text is read again at each marker in it, so it comes in short pieces.
 _PIECE_CHARS = 1 << 10
 
@@ -102,6 +105,8 @@ class Router:
         self._block: Block | None = None
         # That of the last sound block between markers.
         self._block_text = ""
+        # Number of the next openers, which repeat one that began no call.
+        self._refused = 0
         self._rest = ""
         self._deltas: list[Delta] = []
         self._is_off = False
@@ -280,13 +285,18 @@ class Router:
                 is_marked = block.opener in self._format.tools.openers
                 self._block_text = block.text_before(output.rest) if is_marked else ""
             self._lacks_closer = output.is_damaged and block.has_calls
+            is_refused = bool(output.rejected) and output.rejected.strip() == block.opener.strip()
+            self._refused = _repetitions(block.opener, output.rest) if is_refused else 0
             self._block = None
 
     def _enter(self, marker: str) -> None:
         """Follow a marker; some are dropped, some are text after all."""
         reasoning = self._format.reasoning
         self._read_content()
-        if self._json.is_in_string and not self._in_thought:
+        if self._refused and marker in self._format.tools.openers:
+            self._refused -= 1
+            self._emit_marker(marker)
+        elif self._json.is_in_string and not self._in_thought:
             self._emit(marker)
         elif not self._in_thought and self._inner.has(marker, is_first=self._segment.is_blank):
             self._enter_inner(marker)
@@ -593,6 +603,23 @@ class Router:
         reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes
         calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
         return (*reasoning.marks, *boxes, *(calls if self._calls.expects_calls else ()))
+
+
+def _repetitions(opener: str, text: str) -> int:
+    """Return how often a text begins with an opener, but for the last ones.
+
+    A block that begins with several of them is none with fewer: reading each takes quadratic time.
+    The last ones are few, and closer to what may be a damaged call.
+    """
+    if not opener.strip() or len(text) < _NEAR_CHARS:
+        return 0
+    begun = re.escape(opener.strip())
+    again = re.compile(rf"(?:(?!{begun})[\s\[])*+{begun}")
+    places, place = [0], 0
+    while found := again.match(text, place):
+        place = found.end()
+        places.append(place)
+    return sum(each < place - _NEAR_CHARS for each in places)
 
 
 def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> tuple[str, ...]:

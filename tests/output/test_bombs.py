@@ -164,3 +164,22 @@ def test_calls_where_none_is_expected_cost_no_more_than_their_length(name, begin
         router.feed(chunk)
     router.finish(truncated=truncated)
     assert sum(lengths) < 24 * len(text)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("between", ["\n", " [\n"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_repeated_opener_costs_no_more_than_its_length(name, between):
+    reply, lengths = FORMATS[name], []
+    output_format = golden.named_format(reply.parser or name, "none")
+    router = Router(
+        output_format,
+        tools=TOOLS,
+        prompt_tail=reply.prompt_tail,
+        make_reader=lambda *given: CountingReader(make_reader(*given), lengths),
+    )
+    text = f"{output_format.tools.opener}{between}" * 400
+    for chunk in cut_evenly(text, 200):
+        router.feed(chunk)
+    router.finish(truncated=False)
+    assert sum(lengths) < 60 * len(text)
