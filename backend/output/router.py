@@ -293,10 +293,7 @@ class Router:
         """Follow a marker; some are dropped, some are text after all."""
         reasoning = self._format.reasoning
         self._read_content()
-        if self._refused and marker in self._format.tools.openers:
-            self._refused -= 1
-            self._emit_marker(marker)
-        elif self._json.is_in_string and not self._in_thought:
+        if self._json.is_in_string and not self._in_thought:
             self._emit(marker)
         elif not self._in_thought and self._inner.has(marker, is_first=self._segment.is_blank):
             self._enter_inner(marker)
@@ -447,6 +444,10 @@ class Router:
         self._in_thought = in_thought
 
     def _open_block(self, opener: str) -> None:
+        if self._refused and opener in self._format.tools.openers:
+            self._refused -= 1
+            self._emit_marker(opener)
+            return
         context = self._context(opener, self._calls)
         # Models repeat a block without its opener: the calls are the same.
         is_repeated = self._is_after_call and self._block_text.startswith(opener) and opener
