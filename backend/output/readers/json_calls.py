@@ -14,10 +14,12 @@ from backend.output.readers.patterns import (
     SPACE,
     UNDECIDED,
     Pattern,
+    Piece,
     after,
     choice,
     fixed,
     sequence,
+    spaced,
     span_end,
 )
 from backend.output.readers.reader import (
@@ -622,6 +624,9 @@ def _as_id(value: str) -> str:
 
 
 _BARE_OPENERS = ("{", "[")
+_NAME = Piece(r'"[^"\\]{1,64}+"', r'"[^"\\]{0,64}+"?')
+_LONE = sequence(spaced("{"), spaced('"name"'), spaced(":"), SPACE, _NAME, spaced("}"))
+_LONE_NAME, _BEGUN_LONE_NAME = re.compile(_LONE.whole), re.compile(_LONE.begun)
 _BRACKETS = frozenset(']}"')
 
 
@@ -676,7 +681,8 @@ class CallBlockReader(SteppingReader):
         if truncated:
             return ReaderOutput(rejected=self.held if self._is_in_answer else "")
         self._begin("")
-        if self._is_in_call and self._call.finish():
+        is_record = self._step == self._after_lone_name and self._buffer.strip()
+        if self._is_in_call and self._call.finish() and not is_record:
             self._close_call(0)
         deltas = self._outbox.end("")
         return ReaderOutput(deltas, rejected=self.held if self.is_mid_call else "")
@@ -690,7 +696,7 @@ class CallBlockReader(SteppingReader):
 
     def _reject(self, text: str, position: int) -> ReaderOutput:
         """Give up before the end of the block."""
-        is_data = self._step == self._before_list_end
+        is_data = self._step == self._after_lone_name
         if self._is_in_call and self._call.is_whole and not is_data:
             self._close_call(position)
         return super()._reject(text, position)
@@ -755,25 +761,29 @@ class CallBlockReader(SteppingReader):
     def _in_call(self, position: int) -> int:
         end = self._call.read(self._buffer, position)
         if self._call.is_over:
-            is_first = self._context.opener == "[" and not self._calls_ended
+            is_first = self._context.opener in _BARE_OPENERS and not self._calls_ended
             if is_first and isinstance(self._call, _ObjectCall) and self._call.is_lone_name:
-                self._step = self._before_list_end
+                self._step = self._after_lone_name
                 return end
             self._step = self._before_call
             if self._call.is_whole and not self._block.call_end:
                 self._close_call(end)
         return end
 
-    def _before_list_end(self, position: int) -> int:
-        """Close the call of a tool without arguments, if it is alone in a bare list."""
+    def _after_lone_name(self, position: int) -> int:
+        """Close the call of a tool without arguments, unless it is the first of several records.
+
+        A list has no more calls, and another such object does not follow.
+        """
         start = self._skip_space(position)
-        if start == len(self._buffer):
+        if start == len(self._buffer) or _BEGUN_LONE_NAME.fullmatch(self._buffer, start):
             return UNDECIDED
-        if self._buffer[start] != "]":
+        is_listed = self._context.opener == "[" and self._buffer[start] != "]"
+        if is_listed or _LONE_NAME.match(self._buffer, start):
             raise NotACallError(start)
-        self._close_call(start)
+        self._close_call(position)
         self._step = self._before_call
-        return start
+        return position
 
     def _close_call(self, settled: int) -> None:
         self._call.close(settled)
