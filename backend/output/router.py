@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Set
 from functools import lru_cache, partial
 from traceback import format_tb
+from typing import Self
 
 from backend.core.step import ContentDelta, Delta, ReasoningDelta
 from backend.formats.code_span import CallFence, CodeTracker
@@ -100,6 +101,9 @@ class Router:
         self._quotation: Quotation | None = None
         self._quoting_fence = 0
         self._may_draft = output_format.tools.has_drafts
+        # The end of a closed thought, from a draft on, and its place among the deltas.
+        self._last_draft = ""
+        self._draft_place = 0
         self._may_quote = output_format.tools.is_quotable
         self._is_to_be_owned = output_format.tools.owns_reply
         self._block: Block | None = None
@@ -145,6 +149,9 @@ class Router:
         self._end(truncated=truncated)
         if self._fence:
             self._pass(self._fence.pass_last(truncated=truncated))
+        if self._last_draft and not truncated and len(self._deltas) == self._draft_place:
+            self._call_draft()
+        self._release_draft()
 
     def _guarded(self, route: Callable[[], None]) -> list[Delta]:
         try:
@@ -159,7 +166,10 @@ class Router:
         if self._is_off and self._rest:
             self._deltas.append(ContentDelta(self._rest))
             self._rest = ""
+        if len(self._deltas) > self._draft_place:
+            self._release_draft()
         deltas, self._deltas = self._deltas, []
+        self._draft_place = 0
         return deltas
 
     def _switch_off(self) -> None:
@@ -498,9 +508,27 @@ class Router:
     def _end_thought(self) -> None:
         """End a thought; apparent calls in it are part of it."""
         if self._quotation is not None and self._in_thought:
-            self._deltas.append(ReasoningDelta(self._quotation.text))
+            self._release_draft()
+            self._last_draft, self._draft_place = self._quotation.text, len(self._deltas)
             self._quotation = None
         self._begin(TextAfterThought())
+
+    def _release_draft(self) -> None:
+        """Show the draft at the end of a thought, where it belongs."""
+        if self._last_draft:
+            self._deltas.insert(self._draft_place, ReasoningDelta(self._last_draft))
+        self._last_draft = ""
+
+    def _call_draft(self) -> None:
+        """Take the draft at the end of a thought for the call of a reply without any other."""
+        text = self._last_draft
+        trial, last = self._tried(text, truncated=False)
+        is_text = isinstance(last, ContentDelta) and not last.text.isspace()
+        if trial.completed_calls and not (is_text or self._calls.completed):
+            self._last_draft, self._may_draft = "", False
+            self._begin(ThoughtText(), in_thought=True)
+            self._rest = text
+            self._end(truncated=False)
 
     def _try_quotation(self, quotation: Quotation) -> None:
         output = quotation.read(self._rest)
@@ -529,11 +557,15 @@ class Router:
         self._route()
 
     def _has_words_after_calls(self, thought: str) -> bool:
-        family = self._format.without_drafts()
-        tail = family.reasoning.start
-        router = Router(family, tools=self._tools, prompt_tail=tail)
-        *_, last = (None, *router.feed(thought), *router.finish(truncated=True))
+        last = self._tried(thought, truncated=True)[1]
         return isinstance(last, ContentDelta) and not last.text.isspace()
+
+    def _tried(self, thought: str, *, truncated: bool) -> tuple[Self, Delta | None]:
+        """Return a router that has read a thought, whose calls count, and its last delta."""
+        family = self._format.without_drafts()
+        router = type(self)(family, tools=self._tools, prompt_tail=family.reasoning.start)
+        *_, last = (None, *router.feed(thought), *router.finish(truncated=truncated))
+        return router, last
 
     def _end_quotation(self, quotation: Quotation, *, truncated: bool) -> None:
         """End inside a code block that may be open: the apparent quotation is then a call."""
