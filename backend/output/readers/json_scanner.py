@@ -18,9 +18,14 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[\w+.-]*", re.ASCII)
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _CONSTANT_START = frozenset("tfn")
-_SCALAR_START = frozenset("-0123456789") | _CONSTANT_START
+_SCALAR_START = frozenset("-+.0123456789TFN") | _CONSTANT_START
+# As Python and JavaScript write it.
+_OTHER_NUMBER = re.compile(
+    r"(?P<sign>[+-]?)(?:0[xX](?P<hex>[\da-fA-F]{1,16})"
+    r"|(?P<whole>(?:0|[1-9](?:_?\d)*+)?)(?P<part>\.\d*)?(?P<power>[eE][+-]?\d+)?)",
+    re.ASCII,
+)
 _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-_PYTHON_START = frozenset("TFN")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
 _HEX_DIGITS = 4
 _HIGH = re.compile("[dD][89abAB]..")
@@ -39,6 +44,21 @@ def is_number(text: str) -> bool:
     """Tell whether a text is a number that fits a float."""
     is_written = text[:1] not in _CONSTANT_START and _SCALAR.fullmatch(text)
     return bool(is_written) and math.isfinite(float(text))
+
+
+def json_number(text: str) -> str:
+    """Return a number of Python or JavaScript as JSON; nothing if it is none."""
+    if is_number(text):
+        return text
+    found = _OTHER_NUMBER.fullmatch(text)
+    if found is None:
+        return ""
+    sign = found["sign"].strip("+")
+    if found["hex"]:
+        return f"{sign}{int(found['hex'], 16)}"
+    whole, part = found["whole"].replace("_", ""), (found["part"] or "").rstrip(".")
+    number = f"{sign}{whole or '0'}{part}{found['power'] or ''}"
+    return number if (whole or part) and is_number(number) else ""
 
 
 class JsonState(Enum):
@@ -96,8 +116,8 @@ class JsonScanner:
 
     The output is a prefix of valid JSON, identical to the input except where JSON forbids it:
     control characters and lone backslashes in strings are escaped, a comma after the last item is
-    dropped, Python's constants become JSON's, and half a surrogate pair becomes an escaped
-    U+FFFD.
+    dropped, constants and numbers of Python become JSON's, and half a surrogate pair becomes an
+    escaped U+FFFD.
 
     Attributes:
         has_value: Whether a value inside it has begun, or the value is complete.
@@ -127,7 +147,7 @@ class JsonScanner:
     @property
     def is_in_string(self) -> bool:
         """Whether a string is open."""
-        outside = (self._in_structure, self._in_scalar, self._in_python_constant)
+        outside = (self._in_structure, self._in_scalar)
         return self.state is JsonState.OPEN and self._step not in outside
 
     @property
@@ -168,11 +188,8 @@ class JsonScanner:
         if end > position:
             return self._spaced(text[position:end]), end
         char = text[position]
-        if self._place in (_Place.VALUE, _Place.FIRST_ITEM):
-            if char in _SCALAR_START:
-                return self._begin_scalar(self._in_scalar), position
-            if char in _PYTHON_START:
-                return self._begin_scalar(self._in_python_constant), position
+        if self._place in (_Place.VALUE, _Place.FIRST_ITEM) and char in _SCALAR_START:
+            return self._begin_scalar(), position
         if not self._goes_on_with(char):
             return self._fail(position)
         late = self._released()
@@ -197,9 +214,9 @@ class JsonScanner:
         self._pending = 0
         return comma
 
-    def _begin_scalar(self, step: _Step) -> str:
+    def _begin_scalar(self) -> str:
         self._scalar = []
-        self._step = step
+        self._step = self._in_scalar
         return self._take_comma()
 
     def _goes_on_with(self, char: str) -> bool:
@@ -359,29 +376,21 @@ class JsonScanner:
         return f"{piece}\\", position
 
     def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
-        end = span_end(_SCALAR_RUN, text, position)
-        if end > position:
-            self._scalar.append(text[position:end])
-            return text[position:end], end
-        scalar = "".join(self._scalar)
-        is_constant = scalar[:1] in _CONSTANT_START and _SCALAR.fullmatch(scalar)
-        if not (is_constant or is_number(scalar)):
-            return self._fail(position)
-        self._end_value()
-        return "", position
-
-    def _in_python_constant(self, text: str, position: int) -> tuple[str, int]:
+        """Hold back a number or a constant until it ends: then it is known to be one."""
         end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
             self._pending += end - position
             return "", end
-        constant = _PYTHON_CONSTANTS.get("".join(self._scalar))
-        if constant is None:
+        written = "".join(self._scalar)
+        is_constant = written[:1] in _CONSTANT_START and _SCALAR.fullmatch(written)
+        constant = written if is_constant else _PYTHON_CONSTANTS.get(written, "")
+        scalar = constant or json_number(written)
+        if not scalar:
             return self._fail(position)
         self._pending = 0
         self._end_value()
-        return constant, position
+        return scalar, position
 
     def _fail(self, position: int) -> tuple[str, int]:
         self.state = JsonState.MALFORMED

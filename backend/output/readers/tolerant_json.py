@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from backend.output.readers.json_scanner import JsonScanner, JsonState, is_number
+from backend.output.readers.json_scanner import JsonScanner, JsonState, is_number, json_number
 from backend.output.readers.patterns import span_end
 from backend.output.readers.typed_values import (
     JsonTypes,
@@ -381,6 +381,9 @@ class _Reader:
         raw = raw.removesuffix(quote)
         if not quote and is_number(raw):
             return raw
+        if not quote and (number := json_number(raw)):
+            self.reasons.append("a Python number")
+            return number
         if not quote and raw.lower() in _CONSTANTS:
             if raw not in _CONSTANTS or raw == "none":
                 self.reasons.append("a Python constant")
