@@ -57,6 +57,7 @@ _FALLBACKS = tuple(
     for dialect in (
         tagged.QWEN3_CODER_TAGS,
         tagged.PADDED_MINIMAX_M2_TAGS,
+        tagged.MINICPM5_TAGS,
         JSON_CALLS,
         literal.PYTHONIC_CALLS,
     )
