@@ -40,7 +40,7 @@ _WITH_OBJECT = re.compile(r"[\s\[]*+[\w./:-]++\s*+\(\s*+(?:\*\*\s*+)?\{")
 _STRAY = ",;)]}"
 _IN_LINE = f"{_STRAY} \t\r`"
 # A call of another tool, or text on a line of its own.
-_NO_SENTENCE = re.compile(r"[ \t\r]*+(?:\n|[,;]?\s*+[\w./:-]++\()")
+_NO_SENTENCE = re.compile(r"[ \t\r]*+(?:\n|[,;]?\s*+\w[\w./:-]*+\()")
 _STRING_END = re.compile(r"""["']\s*+\)\s*+\]?\s*+\Z""")
 
 
@@ -288,7 +288,8 @@ class BarePythonReader:
         if end == REFUTED:
             return self._may_go_on(self._raw[self._calls.place :], is_last=is_last)
         follows = self._raw[end:].lstrip(_IN_LINE)
-        if self._raw[:end].endswith("\n") or follows.startswith(("\n", *self._marks)):
+        # What begins with a bracket is a special token.
+        if self._raw[:end].endswith("\n") or follows.startswith(("\n", "<", *self._marks)):
             return True
         is_short = len(self._raw) < end + MAX_TAG_CHARS
         if is_short and any(mark.startswith(follows) for mark in self._marks):
