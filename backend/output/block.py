@@ -156,8 +156,10 @@ class RepairReader:
     @property
     def is_mid_call(self) -> bool:
         """Whether the reply would end inside a call, which is so unless there are only markers."""
-        is_between = self._is_after_call and not self._is_call
-        return not is_between or bool(self._markup.without_strays(self.held).strip(_PUNCTUATION))
+        if self._is_call or not self._is_after_call:
+            return True
+        text = self._markup.without_strays(self.held).strip(_PUNCTUATION)
+        return bool(text) and not self._markup.may_begin_stray(text)
 
     def feed(self, text: str) -> ReaderOutput:
         """Read more text, up to the end of the block or until it turns out not to be one."""

@@ -103,10 +103,16 @@ class _CallsEnd:
         return UNDECIDED if begun and self._may_be_name(begun[1]) else REFUTED
 
     def _may_be_name(self, word: str) -> bool:
-        """Tell whether a word, or the part of it after a namespace, may become a name."""
-        parts = {word, *re.split("[.:]", word)}
-        is_namespace = any(space.startswith(word) for space in NAMESPACES)
-        return is_namespace or any(map(self._names.may_become_offered, parts))
+        """Tell whether a word, or the part of it after namespaces, may become a name."""
+        while not (self._names.may_become_offered(word) or self._may_be_namespace(word)):
+            namespace, *after_it = re.split("[.:]", word, maxsplit=1)
+            if namespace not in NAMESPACES or not after_it:
+                return False
+            word = after_it[0]
+        return True
+
+    def _may_be_namespace(self, word: str) -> bool:
+        return any(space.startswith(word) for space in NAMESPACES)
 
     def _in_call(self, position: int) -> int:
         start = span_end(_NO_STRUCTURE, self._buffer, position)
