@@ -199,6 +199,8 @@ class ReasoningFormat(_Format):
         notes: Texts inside thoughts that are dropped.
         later_starts: Texts that open a thought even after content; elsewhere only the first part of
             a reply, or one after a call or a frame, is a thought, and a start is text.
+        first_starts: Texts that open a thought where no content precedes them, and elsewhere are
+            text: starts whose token the model left out.
         bridge: The text after a thought, in replies framed by messages.
         answer: The text before an answer, with or without a thought, in replies framed by messages.
         parting: The words before the end of a thought that has exhausted its budget, as trained or
@@ -210,6 +212,7 @@ class ReasoningFormat(_Format):
     frames: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     later_starts: tuple[str, ...] = ()
+    first_starts: tuple[str, ...] = ()
     bridge: str = ""
     answer: str = ""
     parting: str = ""

@@ -80,6 +80,7 @@ GEMMA4_THOUGHT = ReasoningFormat(
     clues=(as_tokens(GEMMA4_CHANNEL, GEMMA4_CHANNEL_END), in_template(GEMMA4_THOUGHT_START)),
     starts=(GEMMA4_THOUGHT_START,),
     later_starts=(f"{GEMMA4_CHANNEL}{GEMMA4_THOUGHT_NAME}",),
+    first_starts=(GEMMA4_THOUGHT_NAME,),
     ends=(
         *(GEMMA4_CHANNEL_END, GEMMA4_RESPONSE_START),
         # Some go back and forth without a thought.

@@ -63,7 +63,11 @@ def _pair_tags(tags: Tags) -> tuple[str, ...]:
 DSML_MARK, GCML_MARK = "｜DSML｜", "｜GCML｜"
 # As models misspell it, or leave it out.
 DSML_OTHER_MARKS = ("｜｜DSML｜｜", "|DSML|", "‖DSML‖", "")
-DSML_BLOCKS = (("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls"))
+DSML_BLOCKS = (
+    *(("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls")),
+    # V4 Flash sometimes drops the underscore.
+    ("", "toolcalls"),
+)
 GCML_BLOCKS = (("", "tool_calls"),)
 MARKED_EMPTY_LINE = "\n\n"
 _MARKED_TYPES = dict.fromkeys(("object", "array", "number", "integer", "boolean", "null"), "false")

@@ -29,7 +29,14 @@ from backend.output.readers.tolerant_json import (
     read_members,
     repaired_value,
 )
-from backend.output.readers.typed_values import NOT_A_STRING, STRING, ParameterTypes, json_string
+from backend.output.readers.typed_values import (
+    NOT_A_STRING,
+    STRING,
+    ParameterTypes,
+    agreed_types,
+    json_string,
+    text_value,
+)
 from backend.output.tag_repair import TagWords, call_ends, last_name, markup_of
 
 NAME_KEYS = ("name", "tool_name", *NESTING_KEYS, "tool")
@@ -383,7 +390,10 @@ def _tagged_calls(
 
 
 def _value(text: str, kind: str, types: ParameterTypes, key: str, dialect: Tags) -> str:
-    if kind and kind in dialect.types.values():
-        is_string = kind == dialect.types["string"]
-        return repaired_value(text, STRING if is_string else NOT_A_STRING)
-    return repaired_value(text, types.of(key))
+    declared = types.of(key)
+    if not kind or kind not in dialect.types.values():
+        return repaired_value(text, declared)
+    written = STRING if kind == dialect.types["string"] else NOT_A_STRING
+    agreed = agreed_types(written, declared)
+    is_text = declared == STRING != agreed
+    return text_value(text, agreed) if is_text else repaired_value(text, agreed)

@@ -311,7 +311,7 @@ class Router:
             self._enter_in_code(marker)
         elif marker in reasoning.ends:
             self._enter_end(marker)
-        elif marker in (*reasoning.starts, *reasoning.later_starts):
+        elif marker in (*reasoning.starts, *reasoning.later_starts, *reasoning.first_starts):
             self._enter_thought(marker)
         elif marker in (*reasoning.frames, *reasoning.notes, *self._format.boxes):
             self._enter_frame(marker)
@@ -353,13 +353,15 @@ class Router:
             self._hold_stray(marker)
 
     def _enter_thought(self, marker: str) -> None:
-        is_later = marker in self._format.reasoning.later_starts and not self._is_in_prose(marker)
+        reasoning = self._format.reasoning
+        is_word = marker in reasoning.first_starts
+        is_later = marker in reasoning.later_starts and not self._is_in_prose(marker)
         is_later = is_later or self._follows_frame
         may_open = self._segment.is_blank or is_later
         if may_open and not self._in_thought:
             self._begin(ThoughtText(), in_thought=True)
-        elif not self._segment.is_blank:
-            self._quotes_thoughts = self._quotes_thoughts or not self._in_thought
+        elif is_word or not self._segment.is_blank:
+            self._quotes_thoughts |= not (self._in_thought or is_word)
             self._emit(marker)
 
     def _enter_frame(self, marker: str) -> None:
@@ -635,7 +637,8 @@ class Router:
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes
         calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
-        return (*reasoning.marks, *boxes, *(calls if self._calls.expects_calls else ()))
+        thoughts = (*reasoning.marks, *reasoning.first_starts)
+        return (*thoughts, *boxes, *(calls if self._calls.expects_calls else ()))
 
 
 def _repetitions(opener: str, text: str) -> int:

@@ -146,7 +146,7 @@ class Scanner:
             state = state.edges[char]
             if state.is_pattern and state.edges:
                 self._longer = shorter = state
-            elif state.match:
+            elif state.is_pattern:
                 self._state = self._automaton.root
                 self._longer = None
                 return Scan("", state.match, text[position + 1 :])

@@ -60,6 +60,11 @@ def test_the_longest_of_several_matches_wins():
     assert Scanner(Automaton(["nd", "end"])).scan("the end.") == Scan("the ", "end", ".")
 
 
+def test_a_match_is_not_lost_to_one_inside_a_longer_pattern_that_fails():
+    scanner = Scanner(Automaton(["a", "abc", "b"], prefers_longer=True))
+    assert scanner.scan("abx") == Scan("", "a", "bx")
+
+
 def test_patterns_are_no_regular_expressions():
     scanner = Scanner(Automaton(["^-]", "\\.", "*"]))
     assert scanner.scan("-a.b\\.c") == Scan("-a.b", "\\.", "c")

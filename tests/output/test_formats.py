@@ -85,7 +85,7 @@ def test_without_tools_every_character_of_a_format_is_text(tools):
         family = case.spec.format.reasoning
         text = "".join(pieces)
         content, reasoning, calls, *_ = run(case, text, {})
-        left_out = [*family.marks, *case.spec.format.boxes, "\n"]
+        left_out = [*family.marks, *family.first_starts, *case.spec.format.boxes, "\n"]
         leavable = re.compile("|".join(map(re.escape, left_out)))
         kept = leavable.sub("", content + reasoning)
         assert sorted(kept) == sorted(leavable.sub("", text))

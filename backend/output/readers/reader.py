@@ -440,8 +440,18 @@ class SteppingReader(ABC):
 
     @property
     def is_mid_call(self) -> bool:
+        """Whether a call is open, emitted or not, or has begun, or none has been completed yet."""
+        return self._is_open or self._has_begun_next
+
+    @property
+    def _is_open(self) -> bool:
         """Whether a call is open, emitted or not, or none has been completed yet."""
         return bool(self._name) or self._is_in_call or not self._calls_ended
+
+    @property
+    def _has_begun_next(self) -> bool:
+        """Whether text after a whole call begins another one, whose name is not certain yet."""
+        return False
 
     @property
     def _is_in_call(self) -> bool:
@@ -476,7 +486,7 @@ class SteppingReader(ABC):
             position = max(position, self._unread_opener)
         raw, rest = self.held, self._buffer[position:]
         raw = raw[: len(raw) - len(rest)]
-        if self.is_mid_call:
+        if self._is_open:
             return ReaderOutput(deltas, rejected=raw, rest=rest, is_damaged=True)
         return ReaderOutput(deltas, rest=raw + rest, is_damaged=True)
 

@@ -26,6 +26,7 @@ from backend.output.readers.reader import (
     ReaderContext,
     ReaderOutput,
     SteppingReader,
+    offered_name,
 )
 from backend.output.readers.tolerant_json import repaired_value
 from backend.output.readers.typed_values import (
@@ -35,7 +36,9 @@ from backend.output.readers.typed_values import (
     JsonTypes,
     ParameterTypes,
     ValueWriter,
+    agreed_types,
     json_string,
+    text_value,
 )
 
 ELEMENT_NAME = "{tag}"
@@ -172,8 +175,10 @@ class _TagLookahead(SteppingReader):
         dialect = self._dialect
         patterns = (self._odd_call, dialect.call, dialect.unmarked_call)
         call = first_match(self._buffer, position, *patterns)
-        is_foreign = call.end >= 0 and not self._context.calls.is_offered(call.name)
-        return self._glued_call(call) if is_foreign else call
+        if call.end < 0:
+            return call
+        name = offered_name(call.name, self._context.calls)
+        return replace(call, name=name) if name else self._glued_call(call)
 
     def _glued_call(self, call: Match) -> Match:
         """Match a call whose first key follows its name at once, without the tag of a key."""
@@ -266,9 +271,14 @@ class TaggedReader(_TagLookahead):
         )
         if is_between and self._dialect.may_end_with(self._buffer.strip()):
             self._end_call(0)
-        is_text = self.is_mid_call
+        is_text = self._is_open
         deltas = self._outbox.end("")
         return ReaderOutput(deltas, rejected=self.held if is_text else "")
+
+    @property
+    def _has_begun_next(self) -> bool:
+        is_between = self._step == self._before_call and not self._is_over
+        return is_between and not self._dialect.may_end_with(self._buffer.strip())
 
     def _is_settled_by_end(self) -> bool:
         """Tell whether a value has ended, or is no JSON, because nothing else follows."""
@@ -387,11 +397,14 @@ class TaggedReader(_TagLookahead):
     def _new_value(self, parameter: Match) -> ValueWriter:
         if self._dialect.make_value:
             return self._dialect.make_value(self._types, parameter.name)
-        return ValueWriter(self._types_of(parameter), repaired_value)
+        types, declared = self._types_of(parameter), self._types.of(parameter.name)
+        is_text = declared == STRING != types
+        return ValueWriter(types, text_value if is_text else repaired_value)
 
     def _types_of(self, parameter: Match) -> JsonTypes:
-        types = self._dialect.types.get(parameter.kind or "")
-        return self._types.of(parameter.name) if types is None else types
+        declared, types = self._types.of(parameter.name), self._dialect.types
+        written = types.get(parameter.kind or "")
+        return declared if written is None else agreed_types(written, declared)
 
     def _is_json(self, parameter: Match) -> bool:
         """Tell whether a value is JSON, and cannot be text that looks like it."""

@@ -208,9 +208,21 @@ def json_value(raw: str, types: JsonTypes) -> str:
     for convert in (*ways, _as_padded) if is_number else ways:
         candidate = convert(raw)
         if candidate is not None and _is_wanted(candidate, types):
-            return candidate
+            return _without_quotes(candidate, types)
     is_empty = not raw.strip() and "string" not in types
     return (is_empty and _empty_value(types)) or json_string(raw)
+
+
+def agreed_types(written: JsonTypes, declared: JsonTypes) -> JsonTypes:
+    """Return the types of a value that is text by its tag, or is not; a schema may refuse text."""
+    is_refused = written == STRING and declared and "string" not in declared
+    return declared if is_refused else written
+
+
+def text_value(raw: str, types: JsonTypes) -> str:
+    """Return the JSON of a value that its tag calls JSON, where the schema takes only text."""
+    value = json_value(raw, types)
+    return value if value.startswith('"') or value == "null" else json_string(raw)
 
 
 class ValueWriter:
@@ -252,6 +264,14 @@ def _is_wanted(text: str, types: JsonTypes) -> bool:
     if "string" not in types:
         return True
     return found != "string" and (found in types or (found == "integer" and "number" in types))
+
+
+def _without_quotes(text: str, types: JsonTypes) -> str:
+    """Return the value in a JSON string, where the schema takes no text; else the JSON as it is."""
+    if not text.startswith('"') or not types or not types < NOT_A_STRING:
+        return text
+    inner = json_value(json.loads(text), types)
+    return text if inner.startswith('"') else inner
 
 
 def _empty_value(types: JsonTypes) -> str:

@@ -66,9 +66,11 @@ def test_the_end_of_a_call_leaves_when_it_is_certain():
     assert "".join(d.arguments for d in cursor.feed("</calls>").deltas) == '"}'
 
 
-def test_types_may_stand_in_tags():
+def test_types_may_stand_in_tags_but_a_schema_overrules_them():
+    text = '<call name="f"><arg name="x" string="false">12</arg><arg name="y" string="true">12'
+    assert arguments([text + END]) == '{"x": 12, "y": "12"}'
     text = '<call name="f"><arg name="a" string="false">12</arg><arg name="n" string="true">12'
-    assert arguments([text + END]) == '{"a": 12, "n": "12"}'
+    assert arguments([text + END]) == '{"a": "12", "n": 12}'
 
 
 def test_nothing_is_a_tag_in_a_value_between_marks():
