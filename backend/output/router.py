@@ -256,14 +256,17 @@ class Router:
     def _without_begun_marker(self, rest: str) -> str:
         """Return the last text of a cut-off reply, where it may begin another marker.
 
-        It does after a special token, and right after a call unless it is a word.
+        It does after a special token, and right after a call unless it is a word, which may be
+        the name of a tool in formats that begin calls with it.
         """
         if rest.startswith((*self._format.reasoning.tokens, *self._format.tools.tokens)):
             return ""
-        begun = rest.strip()
-        if not begun or begun[0].isalnum() or not self._is_after_call:
+        begun, tools = rest.strip(), self._format.tools
+        names = self._leads if tools.name_lead in tools.openers else ()
+        is_name = bool(begun) and any(lead.startswith(begun) for lead in names)
+        if not (begun and self._is_after_call) or (begun[0].isalnum() and not is_name):
             return rest
-        if any(opener.startswith(rest) for opener in self._format.tools.openers):
+        if is_name or any(opener.startswith(rest) for opener in tools.openers):
             self.ended_mid_call = True
         return ""
 

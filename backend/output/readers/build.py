@@ -370,6 +370,7 @@ def _syntax(dialect: Literals, bracket: str, block_ends: Sequence[str]) -> Liter
         inner_call=re.compile(rf"{re.escape(begin)}[^\s{{}}]+\{bracket}[^{{}}]*\Z")
         if begin
         else None,
+        block_end=next(iter(block_ends), ""),
     )
 
 
@@ -584,6 +585,14 @@ def _nested_value(mark: str, types: ParameterTypes, name: str) -> ValueWriter:
     return ValueWriter(types.of(name), convert)
 
 
+def _call_heads(calls: Reading | None) -> tuple[Pattern | None, ...]:
+    """Return the patterns of the beginning of a call in tags."""
+    if calls is None or not isinstance(calls.dialect, Tags):
+        return ()
+    head, _ = split_at(calls.dialect.call, ARGUMENTS)
+    return (_pattern(head, calls.dialect), _unmarked_pattern(head, calls.dialect))
+
+
 def _unescape(attribute: str) -> str:
     return attribute.replace("&quot;", '"').replace("&amp;", "&")
 
@@ -676,6 +685,7 @@ def _factory(reading: Reading) -> Callable[[ReaderContext], Reader]:
             return partial(MarkupReader, markup=text)
         case Messages(calls=calls):
             make_block = _factory(calls) if calls else None
-            return partial(MessageReader, frames=MessageFrames(dialect, make_block, warn_once))
+            frames = MessageFrames(dialect, make_block, warn_once, _call_heads(calls))
+            return partial(MessageReader, frames=frames)
         case _:
             assert_never(dialect)

@@ -103,6 +103,7 @@ class LiteralSyntax:
         has_bare_text: Whether a text may lack its quotes.
         call_begin: The text that begins every call, if any.
         inner_call: A call that has begun and not ended, inside a text.
+        block_end: The text that ends it, with its block.
     """
 
     quotes: tuple[str, ...]
@@ -115,6 +116,7 @@ class LiteralSyntax:
     has_bare_text: bool = False
     call_begin: str = ""
     inner_call: re.Pattern[str] | None = None
+    block_end: str = ""
 
 
 def _space_at(text: str, position: int) -> tuple[str, int] | None:
@@ -362,12 +364,31 @@ class LiteralValue:
         """Return the end of a quote, if it belongs to a call that the text contains."""
         call = self._syntax.inner_call
         is_open = call and self._is_token and call.search(self._tail)
-        if self._closers or not is_open or text[end:].lstrip()[:1] == ",":
+        if self._closers or not is_open:
             return REFUTED
-        quote, begin = text.find(self._quote, end), text.find(self._syntax.call_begin, end)
-        if quote >= 0 and not 0 <= begin < quote:
+        is_next_argument = text[end:].lstrip()[:1] == ","
+        if not is_next_argument and self._is_quoted_outside(text, end):
             return end
-        return REFUTED if self.is_last or begin >= 0 else UNDECIDED
+        return self._inner_call_end_at(text, end)
+
+    def _is_quoted_outside(self, text: str, position: int) -> bool:
+        """Tell whether a quote comes before the next call."""
+        quote, begin = (
+            text.find(self._quote, position),
+            text.find(self._syntax.call_begin, position),
+        )
+        return quote >= 0 and not 0 <= begin < quote
+
+    def _inner_call_end_at(self, text: str, end: int) -> int:
+        """Return the end of a quote, if a later one outside all calls is left to end the text."""
+        syntax, place = self._syntax, end
+        while (over := text.find(syntax.block_end, place)) >= 0:
+            if self._is_quoted_outside(text, over):
+                return end
+            place = text.find(syntax.call_begin, over)
+            if place < 0:
+                break
+        return REFUTED if self.is_last else UNDECIDED
 
     def _refuted_end(self, text: str, position: int) -> tuple[str, int]:
         """Go on after a quote that does not end the string."""

@@ -11,13 +11,17 @@ from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
 from backend.output.readers.json_calls import LISTED, NULLS, JsonArguments
 from backend.output.readers.patterns import (
+    OPEN_MATCH,
     REFUTED,
     SPACE,
     UNDECIDED,
+    Match,
+    Pattern,
     after,
     after_space,
     choice,
     either,
+    first_match,
     fixed,
     maybe,
     sequence,
@@ -31,6 +35,7 @@ from backend.output.readers.reader import (
     ReaderOutput,
     Step,
     SteppingReader,
+    offered_name,
 )
 from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
 from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCall
@@ -176,11 +181,13 @@ class _Address:
 
     Attributes:
         is_prose: Whether the user is the recipient: a call between text is a quotation there.
+        takes_call: Whether a tool is the recipient, where calls have openers.
         tools: Possible names of the tool, most likely first.
     """
 
     is_thought: bool = False
     is_prose: bool = False
+    takes_call: bool = False
     tools: tuple[str, ...] = ()
 
 
@@ -188,11 +195,21 @@ class MessageFrames:
     """The frames of one dialect of messages."""
 
     def __init__(
-        self, messages: Messages, make_block: MakeReader | None, warn: Callable[[str], None]
+        self,
+        messages: Messages,
+        make_block: MakeReader | None,
+        warn: Callable[[str], None],
+        call_heads: tuple[Pattern | None, ...] = (),
     ) -> None:
-        """Compile the patterns; `make_block` reads calls inside a body, if calls have openers."""
+        """Compile the patterns.
+
+        Args:
+            make_block: Reads calls inside a body, if calls have openers.
+            call_heads: The beginnings of these calls.
+        """
         self._messages = messages
         self._warn = warn
+        self._call_heads = call_heads
         self._channel = re.compile(re.escape(messages.channel) + r"[^\w<]*(\w*)")
         self.make_block = make_block
         self.start, self.message = messages.start, messages.message
@@ -219,7 +236,9 @@ class MessageFrames:
         recipients = [name for name in _RECIPIENTS.findall(header) if name not in messages.people]
         if not self.takes_bodies:
             is_prose = any(name in messages.people for name in _RECIPIENTS.findall(header))
-            return _Address(is_thought=messages.self_name in recipients, is_prose=is_prose)
+            is_thought = messages.self_name in recipients
+            takes_call = bool(recipients) and not (is_thought or is_prose)
+            return _Address(is_thought, is_prose, takes_call)
         if recipients:
             name = recipients[-1]
             return _Address(tools=(name.removeprefix(messages.namespace), name))
@@ -281,6 +300,14 @@ class MessageFrames:
         found = (after(text, begin, frame) for frame in self.frames)
         return begin if begin < 0 else either(*found)
 
+    def call_at(self, text: str, start: int, opener: str) -> Match:
+        """Match the beginning of a call at its opener, or after that of its block."""
+        inside = after_space(text, start + len(opener))
+        own = first_match(text, start, *self._call_heads)
+        if own.end != REFUTED or inside < 0:
+            return own if own.end != REFUTED else OPEN_MATCH
+        return first_match(text, inside, *self._call_heads)
+
     def _words(self, header: str) -> list[str]:
         for token in self.header_tokens:
             header = header.replace(token, " ")
@@ -319,7 +346,7 @@ class MessageReader(SteppingReader):
         """Whether a call or a header is open."""
         if self._inner is not None:
             return self._inner.is_mid_call
-        return bool(self._tool) or self._step == self._in_header
+        return bool(self._tool) or self._awaits_call or self._step == self._in_header
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End; a message needs no end token, except for a call that was cut off."""
@@ -335,7 +362,8 @@ class MessageReader(SteppingReader):
         elif self._step != self._in_header and self._buffer.startswith(self._frames.call_openers):
             return ReaderOutput(self._outbox.end("")) if truncated else self._end_in_block()
         elif self._step != self._in_header:
-            self._say("" if self._ending else self._buffer, 0)
+            is_markup = self._ending or (truncated and self._awaits_call)
+            self._say("" if is_markup else self._buffer, 0)
             is_short = bool(self._tool) and self._lacks_arguments(self._tool)
             self._end_message(truncated=truncated or is_short)
         return ReaderOutput(self._outbox.end(""))
@@ -429,6 +457,7 @@ class MessageReader(SteppingReader):
         self._is_outside = False
         self._is_thought = address.is_thought
         self._is_prose = address.is_prose
+        self._awaits_call = address.takes_call
         self._code = CodeTracker()
         self._json = JsonText()
         offered = (name for name in address.tools if self._context.calls.is_offered(name))
@@ -452,7 +481,7 @@ class MessageReader(SteppingReader):
         self._header = ""
         self._is_outside = True
         self._is_thought = False
-        self._is_prose = False
+        self._is_prose = self._awaits_call = False
         self._code = CodeTracker()
         self._json = JsonText()
         self._go_on_with_text(TextAfterCall())
@@ -481,7 +510,7 @@ class MessageReader(SteppingReader):
         if token in frames.ends:
             return self._meet_end(token, start, is_in_code=is_in_code)
         is_block = token in frames.call_openers and not is_in_code
-        quoted = self._quoted_at(start) if is_block else REFUTED
+        quoted = self._quoted_at(start, token) if is_block else REFUTED
         if quoted == UNDECIDED:
             return UNDECIDED
         if quoted >= 0 or (is_in_code and (token in frames.call_openers or not self._is_outside)):
@@ -494,12 +523,18 @@ class MessageReader(SteppingReader):
             self._begin_header(token.removeprefix(frames.start))
         return end
 
-    def _quoted_at(self, start: int) -> int:
-        """Look for text after a block of calls in prose, which makes it a quotation."""
-        closer = self._frames.call_closer
-        end = self._buffer.find(closer, start) + len(closer)
+    def _quoted_at(self, start: int, opener: str) -> int:
+        """Look for text after a block of calls in prose, which makes it a quotation.
+
+        So is an opener that no call of an offered tool follows.
+        """
         if not (self._is_prose and self._has_text):
             return REFUTED
+        call = self._frames.call_at(self._buffer, start, opener)
+        if call.end < 0 or not offered_name(call.name, self._context.calls):
+            return UNDECIDED if call.end == UNDECIDED else start + len(opener)
+        closer = self._frames.call_closer
+        end = self._buffer.find(closer, start) + len(closer)
         if end < len(closer):
             return UNDECIDED
         follows = self._frames.frame_after(self._buffer, end)
@@ -568,6 +603,7 @@ class MessageReader(SteppingReader):
     def _open_inner(self, inner: Reader) -> None:
         self._go_on_with_text(TextAfterCall())
         self._inner = inner
+        self._awaits_call = False
         self._step = partial(self._in_inner, inner)
 
     def _in_inner(self, inner: Reader, position: int) -> int:
@@ -593,6 +629,7 @@ class MessageReader(SteppingReader):
             return
         self._tool = ""
         self._has_text = True
+        self._awaits_call = False
         if self._is_thought:
             self._outbox.send(ReasoningDelta(text), end)
         else:

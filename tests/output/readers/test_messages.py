@@ -54,6 +54,13 @@ def test_arguments_come_out_as_they_were_written(arguments):
     assert outcome(f"{CALL}{text}<|call|>") == ("", "", (("f", text),))
 
 
+def test_text_after_an_opener_that_a_sentence_names_leaves_at_once():
+    router = Router(MUSE, tools={"f": {}}, prompt_tail=TAIL)
+    deltas = router.feed(" to=user<|message|>Use the <invoke> tag, or <atem:function_calls> and so")
+    text = "".join(delta.text for delta in deltas)
+    assert text == "Use the <invoke> tag, or <atem:function_calls> and so"
+
+
 def test_arguments_leave_while_they_are_written():
     router = Router(HARMONY, tools=None, prompt_tail=TAIL)
     assert router.feed(CALL) == []
