@@ -2,12 +2,13 @@
 
 A value may contain its own end. An end counts only where structure follows, after whitespace. In
 tags that is the tag of another argument, the end of the call or of its block, or the next call; a
-doubled end is one. Families whose models mix up tags also take the tags of each other for an
-argument that is declared and not yet given, and an end named after the argument, `</a>`; grammars,
-which do not know the argument, refuse any such name there. Where models forget ends, a value also
-ends before an argument that is declared and not yet given, and before the end of a call that
-something confirms. After a quote it is the key of another argument, or the end of the call, and
-either counts without a quote that is missing; inside brackets a comma or the bracket.
+doubled end is one, and the tag of an argument that its value repeats is not in the value. Families
+whose models mix up tags also take the tags of each other for an argument that is declared and not
+yet given, and an end named after the argument, `</a>`; grammars, which do not know the argument,
+refuse any such name there. Where models forget ends, a value also ends before an argument that is
+declared and not yet given, and before the end of a call that something confirms. After a quote it
+is the key of another argument, or the end of the call, and either counts without a quote that is
+missing; inside brackets a comma or the bracket.
 
 Readers apply the rule to text that is still growing, and look closer at what follows. Grammars
 refuse a value with a sequence in it that may end it.
@@ -130,10 +131,10 @@ class TagEnds:
         inside = [(mark, _GAP, *each) for mark in marks for each in (*follows, *self.other_begins)]
         inside += [(*_ELEMENT_END, _GAP, *follow) for follow in follows if self.has_elements]
         if not (begin or tags.requires_ends):
-            inside += [*self._call_ends(tags, opener), *self._bare_begins()]
+            inside += [*self._call_ends(tags, opener), *self._bare_begins(tags)]
         return Limits(
             inside=tuple(inside),
-            first=((self.value_begin,),) if self.value_begin else (),
+            first=((self.value_begin,),) if self.value_begin else self._first_tags(),
             last=tuple((mark, _GAP) for mark in marks),
             markers_decide=True,
             tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
@@ -150,13 +151,19 @@ class TagEnds:
             follows = (*follows, *self.calls)
         yield from ((end, _GAP, *follow) for end in self.call_ends for follow in follows)
 
-    def _bare_begins(self) -> Iterator[Template]:
+    def _first_tags(self) -> tuple[Template, ...]:
+        """Return the tags of arguments, which would repeat a value's own."""
+        return tuple((line, *begin) for begin in self.begins for line in ("", "\n"))
+
+    def _bare_begins(self, tags: Tags) -> Iterator[Template]:
         """Yield the beginnings of arguments that may follow such a value."""
         key = Characters(r"[^<>\n]+")
         for begin in self.begins:
             if self.value_begin:
                 yield (*begin, key, self.key_end)
                 yield (*begin, key, self.value_begin)
+            elif tags.is_inline:
+                yield begin
             else:
                 yield (f"\n{begin[0]}", *begin[1:])
 

@@ -144,6 +144,11 @@ class Tags:
         begin, end = split_at(self.parameter, VALUE)
         return text_of(begin).endswith("\n") and text_of(end).startswith("\n")
 
+    @property
+    def is_inline(self) -> bool:
+        """Whether arguments follow each other on a line."""
+        return not text_of(split_at(self.parameter, VALUE)[1]).endswith("\n")
+
     def spelled(self, name: str) -> str:
         """Return a name as tags contain it."""
         if not self.escapes_attributes:

@@ -407,6 +407,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         has_element_ends=ends.has_elements,
         pads_values=dialect.pads_values,
         verbatim=dialect.verbatim,
+        is_inline=dialect.is_inline,
         requires_ends=dialect.requires_ends,
         types=_types(dialect),
         make_value=partial(_nested_value, dialect.mark) if dialect.mark else None,
@@ -426,7 +427,9 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
         return Pattern((fixed(start), SPACE, _QUOTE, _TAG_KEY, _QUOTE, SPACE_IN_LINE, tag_end))
     if start.endswith("<"):
         return _element_pattern(start, dialect.misspelling)
-    return Pattern((fixed(start), *_enclosed(rest, dialect.type_tag)))
+    # Models repeat the tag before a key.
+    again = (maybe(SPACE, fixed(start)),) if KEY in rest else ()
+    return Pattern((fixed(start), *again, *_enclosed(rest, dialect.type_tag)))
 
 
 def _unmarked_pattern(head: Template, dialect: Tags) -> Pattern | None:
@@ -553,8 +556,9 @@ def _enclosed(rest: Sequence[Part], type_tag: Template) -> Iterator[Piece]:
     yield any_of("[^<]", group="name") if is_key else _TAG_WORD
     markers = [part.strip() for part in rest if isinstance(part, str) and part.strip()]
     if len(markers) > 1:
-        # One of the two tags between key and value may be missing.
+        # One of the two tags between key and value may be missing, or the first be there twice.
         key_end, value = map(fixed, markers)
+        key_end = sequence(key_end, maybe(SPACE, key_end))
         yield SPACE
         without_value = choice(sequence(key_end, SPACE, Piece(r"(?=[^<\s\\])", "")))
         kind = [maybe(*_type_pieces(type_tag))] if type_tag else []

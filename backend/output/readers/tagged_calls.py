@@ -70,6 +70,7 @@ class TaggedDialect:
         has_element_ends: Whether they also name that end after the argument.
         pads_values: Whether newlines around a value belong to the tags.
         verbatim: Optional marks around a value; text between them contains no tags.
+        is_inline: Whether arguments follow each other on a line.
         requires_ends: Whether a parameter must have its end, because values may contain tags that
             look like those of parameters.
         types: Types of values as spelled in tags; otherwise the schema decides.
@@ -98,6 +99,7 @@ class TaggedDialect:
     has_element_ends: bool = False
     pads_values: bool = False
     verbatim: tuple[str, str] = ("", "")
+    is_inline: bool = False
     requires_ends: bool = False
     types: Mapping[str, JsonTypes] = field(default_factory=dict)
     make_value: Callable[[ParameterTypes, str], ValueWriter] | None = None
@@ -413,11 +415,21 @@ class TaggedReader(_TagLookahead):
         return bool(types) and "string" not in types and not (is_nested or self._is_scalar)
 
     def _before_value(self, position: int) -> int:
+        """Skip a repeated tag before the value."""
         begin = self._dialect.value_begin
-        again = after(self._buffer, position, begin) if begin else REFUTED
+        again = after(self._buffer, position, begin) if begin else self._tag_again_at(position)
         if again == REFUTED:
             self._step = self._at_value
         return position if again == REFUTED else again
+
+    def _tag_again_at(self, position: int) -> int:
+        """Match the tag of the argument once more; an element may contain one of its name."""
+        line = self._line_at(position)
+        if self._inner_begin or line == len(self._buffer):
+            return REFUTED if self._inner_begin else UNDECIDED
+        again = self._marked_at(line)
+        is_other = again.end >= 0 and json_string(again.name) != self._keys[-1]
+        return REFUTED if is_other else again.end
 
     def _at_value(self, position: int) -> int:
         """Skip text before a value that is not part of it."""
@@ -603,7 +615,10 @@ class TaggedReader(_TagLookahead):
         if not self._may_lack_end:
             return REFUTED
         line = self._line_at(start)
-        may_follow = line > start or self._dialect.value_begin or self._dialect.requires_ends
+        dialect = self._dialect
+        may_follow = (
+            line > start or dialect.value_begin or dialect.requires_ends or dialect.is_inline
+        )
         follows = either(
             self._next_parameter_at(line, is_bare=True) if may_follow else REFUTED,
             self._end_of_call_at(line) if self._is_in_block else self._last_end_at(line),
