@@ -18,6 +18,7 @@ THINK = ReasoningFormat(
         *("step3", "step3p5", "nemotron", "nemotron_v3", "minimax_m2", "kimi_k2"),
         *("hy_v3", "exaone4", "smollm3", "poolside_v1", "mimo", "glm47", "holo2", "nemotron_3"),
         *("minimax", "interns1", "ling3", "rwkv", "gigachat35", "hyperclovax_seed_think"),
+        "minimax_m2_append_think",
     ),
     # A template mentions the end of thoughts only if the model writes thoughts.
     clues=(as_tokens(_START, _END), in_template(_END)),

@@ -434,10 +434,17 @@ class LiteralCallReader(SteppingReader):
         limit = bracket + MAX_QUOTED_CHARS
         quotes = "|".join(map(re.escape, self._quotes))
         later = re.compile(rf"(?:{quotes}){_AFTER_STRING}").search(self._buffer, bracket, limit)
-        if later or self._text_at(bracket + 1) == REFUTED:
+        is_program = self._text_at(bracket + 1) == REFUTED and not self._other_call_at(bracket + 1)
+        if later or is_program:
             return REFUTED
         is_open = len(self._buffer) < limit and not self._value.is_last
         return UNDECIDED if is_open else bracket
+
+    def _other_call_at(self, position: int) -> bool:
+        """Tell whether a call of another tool follows on a line of its own."""
+        found = _TEXT.match(self._buffer, position)
+        call = self._any_call_at(self._buffer, found.end() - 1) if found else NO_MATCH
+        return call.end >= 0 and not self._context.calls.is_offered(call.name)
 
     def _sibling_at(self, position: int) -> Match:
         """Match the key of an argument that is declared and not yet given, without a comma."""

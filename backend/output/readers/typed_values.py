@@ -48,6 +48,16 @@ _TYPE_NAMES: tuple[tuple[type, str], ...] = (
     (object, "array"),
 )
 _MARKS = {"properties": "object", "items": "array"}
+# As Python and C name types; schemas written by hand have these.
+_OTHER_NAMES = {
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("int", "long"), "integer"),
+    **dict.fromkeys(("float", "double"), "number"),
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+    "none": "null",
+}
 
 
 class ParameterTypes:
@@ -159,13 +169,18 @@ def _json_type(value: object) -> str:
     return next(name for kind, name in _TYPE_NAMES if isinstance(value, kind))
 
 
+def _standard(name: str) -> str:
+    """Return the name of a type in JSON schemas; it may be in capitals, or of another language."""
+    return _OTHER_NAMES.get(name.lower(), name.lower())
+
+
 def _named_types(schema: JsonSchema) -> JsonTypes:
     """Return the types that a schema names, or implies by its allowed values."""
     match schema.get("type"):
         case str(name):
-            return frozenset({name})
+            return frozenset({_standard(name)})
         case [*names]:
-            return frozenset(name for name in names if isinstance(name, str))
+            return frozenset(_standard(name) for name in names if isinstance(name, str))
     if "const" in schema:
         return frozenset({_json_type(schema["const"])})
     if values := _sequence(schema.get("enum")):
