@@ -134,7 +134,7 @@ class TagEnds:
             inside += [*self._call_ends(tags, opener), *self._bare_begins(tags)]
         return Limits(
             inside=tuple(inside),
-            first=((self.value_begin,),) if self.value_begin else self._first_tags(),
+            first=((self.value_begin,),) if self.value_begin else (),
             last=tuple((mark, _GAP) for mark in marks),
             markers_decide=True,
             tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
@@ -150,10 +150,6 @@ class TagEnds:
         if not text_of(tags.call[:1]).startswith(opener):
             follows = (*follows, *self.calls)
         yield from ((end, _GAP, *follow) for end in self.call_ends for follow in follows)
-
-    def _first_tags(self) -> tuple[Template, ...]:
-        """Return the tags of arguments, which would repeat a value's own."""
-        return tuple((line, *begin) for begin in self.begins for line in ("", "\n"))
 
     def _bare_begins(self, tags: Tags) -> Iterator[Template]:
         """Yield the beginnings of arguments that may follow such a value."""
