@@ -445,6 +445,11 @@ def _other_parameters(begin: Template, dialect: Tags) -> Iterator[Pattern]:
         yield unmarked
     for other in dialect.other_parameters:
         yield _pattern(split_at(other, VALUE)[0], dialect)
+    if (start := str(begin[0])).endswith("="):
+        # A sign in place of the end of the tag.
+        sign = choice(fixed(":"), fixed("="))
+        name = any_of(r"[^\s<>:=\"']", group="name")
+        yield Pattern((fixed(start), SPACE_IN_LINE, name, SPACE_IN_LINE, sign, SPACE_IN_LINE))
 
 
 _ESCAPED_QUOTE = (any_of(r"\\"), choice(fixed('"'), fixed("'")))

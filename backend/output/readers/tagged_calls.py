@@ -648,10 +648,16 @@ class TaggedReader(_TagLookahead):
 
     def _parameter_at(self, position: int) -> Match:
         found = self._marked_at(position)
-        if found.end != REFUTED:
+        is_odd = found.end >= 0 and not self._types.is_declared(found.name)
+        if found.end != REFUTED and not is_odd:
             return found
         other = first_match(self._buffer, position, *self._dialect.other_parameters)
-        return self._declared(other) if other.name not in self._given else NO_MATCH
+        if is_odd:
+            return other if other.end >= 0 and self._is_due(other.name) else found
+        return other if other.end < 0 or self._is_due(other.name) else NO_MATCH
+
+    def _is_due(self, name: str) -> bool:
+        return self._types.is_declared(name) and name not in self._given
 
     def _unopened_at(self, position: int) -> Match:
         unopened = self._dialect.unopened_parameter
@@ -666,7 +672,7 @@ class TaggedReader(_TagLookahead):
         parameter = self._marked_at(position) if is_bare else self._parameter_at(position)
         if parameter.end < 0 or not is_bare:
             return parameter.end
-        is_due = self._types.is_declared(parameter.name) and parameter.name not in self._given
+        is_due = self._is_due(parameter.name)
         return self._unless_mentioned(position, parameter) if is_due else REFUTED
 
     def _unless_mentioned(self, position: int, parameter: Match) -> int:
