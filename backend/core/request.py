@@ -124,6 +124,7 @@ class GenerationCall:
 
     Attributes:
         prompt: Raw text; ignored when there are messages.
+        continues: Whether the reply goes on with the last message, a text of the assistant's.
         media: Images, sounds and videos, in order.
         template_options: Template variables besides messages and tools (`enable_thinking`,
             `reasoning_effort`, ...); a missing key stays undefined in the template.
@@ -140,6 +141,7 @@ class GenerationCall:
     params: GenerationParams
     prompt: str = ""
     messages: tuple[Message, ...] = ()
+    continues: bool = False
     media: tuple[Medium, ...] = ()
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)

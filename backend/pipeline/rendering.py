@@ -17,7 +17,7 @@ from backend.media.decode import DecodedAudio, DecodedImage, DecodedVideo
 from backend.media.decoder_pool import decode_apart
 from backend.model.text.guard import Disarmer, unguarded
 from backend.model.text.prefix import TokenizedText, branches
-from backend.model.text.template import written_out
+from backend.model.text.template import up_to_open_end, with_open_end, written_out
 from backend.model.vision.media_processor import (
     LostMediumError,
     ProcessorError,
@@ -361,16 +361,18 @@ def token_ids_of(call: GenerationCall, model: ServedModel) -> Sequence[int]:
     placed = media_prompt(call if model.media else replace(call, media=()), model)
     if not placed.messages:
         return plain_token_ids("Prompt", placed.prompt, placed.media, model)
-    options = model.guard.options(call.template_options)
-    text = model.template.render(placed.messages, placed.tools, options)
-    return plain_token_ids("Messages", text, placed.media, model)
+    written = _write(call, placed, model, has_branches=False)
+    return plain_token_ids("Messages", written.text, placed.media, model)
 
 
-def _write(call: GenerationCall, placed: MediaPrompt, model: ServedModel) -> WrittenPrompt:
+def _write(
+    call: GenerationCall, placed: MediaPrompt, model: ServedModel, *, has_branches: bool = True
+) -> WrittenPrompt:
     """Write a prompt and its branches; raw text has none."""
     if not placed.messages:
         return WrittenPrompt(placed.prompt, is_raw=True)
-    options = model.guard.options(call.template_options)
-    later = branches(placed.messages, placed.tools, model.card.reuse)
-    texts = model.template.render_with_branches(placed.messages, later, placed.tools, options)
-    return WrittenPrompt(*texts)
+    options, shown = model.guard.options(call.template_options), placed.messages
+    later = branches(shown, placed.tools, model.card.reuse) if has_branches else ()
+    messages = with_open_end(shown) if call.continues else shown
+    text, others = model.template.render_with_branches(messages, later, placed.tools, options)
+    return WrittenPrompt(up_to_open_end(text) if call.continues else text, others)

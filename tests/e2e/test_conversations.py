@@ -31,9 +31,9 @@ def on(name):
     return [f"chat_template:{TEMPLATES / f'{name}.jinja'}"]
 
 
-async def read(backend, messages):
+async def read(backend, messages, **options):
     """What the model reads of a conversation."""
-    tokens = (await backend.stub.TokenizeString(chat(messages))).tokens
+    tokens = (await backend.stub.TokenizeString(chat(messages, **options))).tokens
     return (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=tokens))).content
 
 
@@ -79,6 +79,39 @@ async def test_results_are_read_in_the_order_of_their_calls(shared, tiny_models)
         text = await read(backend, [user("U"), calling, *results])
         assert text.index("Ra") < text.index("Rb")
         assert await read(backend, [user("U"), calling, *reversed(results)]) == text
+
+
+CONTINUED = {"continue_final_message": "true"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_reply_goes_on_with_the_last_message_if_the_client_wishes_it(
+    shared, tiny_models, name
+):
+    async with shared(tiny_models("llama"), Options=on(name)) as backend:
+        messages = [user("U"), assistant("ba be")]
+        text = await read(backend, messages, Metadata=CONTINUED)
+        assert text.endswith("ba be")
+        assert (await read(backend, messages)).startswith(text)
+        asked = chat(messages, Tokens=7, IgnoreEOS=True, Metadata=CONTINUED)
+        rest = await backend.stub.Predict(asked)
+        raw = pb.PredictOptions(Prompt=text, Tokens=7, IgnoreEOS=True)
+        assert rest.message == (await backend.stub.Predict(raw)).message
+        assert rest.prompt_tokens == (await backend.stub.TokenizeString(asked)).length
+
+
+async def test_only_a_text_of_the_assistant_can_be_gone_on_with(shared, tiny_models):
+    call = json.dumps([{"id": "a", "function": {"name": "f", "arguments": "{}"}}])
+    calling = {"role": "assistant", "content": "A", "tool_calls": call}
+    async with shared(tiny_models("llama")) as backend:
+        for last in (user("U"), assistant(" "), calling):
+            asked = chat([user("U"), last], Metadata=CONTINUED)
+            code, details = await code_of(backend.stub.Predict(asked))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert details.startswith('Metadata["continue_final_message"]: needs a last message')
+        odd = chat([user("U"), assistant("A")], Metadata={"continue_final_message": "perhaps"})
+        _, details = await code_of(backend.stub.Predict(odd))
+        assert details.startswith('Metadata["continue_final_message"]: must be true or false')
 
 
 async def test_a_text_that_cannot_be_shown_is_refused_by_name(shared, tiny_models, tmp_path):

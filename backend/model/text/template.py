@@ -1,5 +1,6 @@
 """The chat template: renders messages, tools and options to the text of a prompt."""
 
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -235,3 +236,26 @@ def _written(template: ChatTemplate, kind: MediaKind) -> str:
     added = text[start:stop].strip()
     # A template without support for parts may print the list, or write it as JSON.
     return "" if "'type'" in added or '"type"' in added else added
+
+
+# No caller can know it, and no template changes a word.
+_OPEN_END = f"x{secrets.token_hex(8)}x"
+
+
+def with_open_end(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation with a mark where its last message ends: a reply goes on there."""
+    *before, last = messages
+    return [*before, structs.replace(last, content=last.content + _OPEN_END)]
+
+
+def up_to_open_end(text: str) -> str:
+    """Return the prompt of such a conversation up to the mark.
+
+    Raises:
+        InvalidRequestError: The template does not show the last message.
+    """
+    before, mark, _ = text.rpartition(_OPEN_END)
+    if not mark:
+        problem = "end with a message that this model's chat template does not show"
+        raise InvalidRequestError("Messages", problem)
+    return before

@@ -52,6 +52,7 @@ from backend.rpc.parsing.checks import (
 )
 from backend.rpc.parsing.load_options import RANGES
 from backend.rpc.parsing.message_fields import (
+    continues,
     in_order_of_calls,
     media,
     messages,
@@ -160,10 +161,12 @@ def generation_call(
     tuning = options.tuning
     is_chat = request.UseTokenizerTemplate and len(request.Messages) > 0
     use = tool_use(request)
+    conversation = _conversation(request) if is_chat else ()
     return GenerationCall(
         params=_params(request, tuning),
         prompt="" if is_chat else _prompt(request),
-        messages=_conversation(request) if is_chat else (),
+        messages=conversation,
+        continues=is_chat and continues(request.Metadata, conversation),
         media=media(request, options.media_limits),
         tools=use.tools,
         tool_choice=use.choice,

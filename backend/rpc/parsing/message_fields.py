@@ -75,6 +75,7 @@ ANTHROPIC_KEY = "thinking"
 EFFORT_KEY = "reasoning_effort"
 NO_EFFORT = "none"
 BUDGET_KEY = "thinking_budget"
+CONTINUE_KEY = "continue_final_message"
 _MAX_DIGITS = 9
 _CUSTOM = "custom"
 _ESCAPES = re.compile(
@@ -131,6 +132,21 @@ def template_options(
     if budget is not None:
         options[BUDGET_KEY] = budget
     return _with_switch(options, thinks=False if budget == 0 else thinks)
+
+
+def continues(metadata: Mapping[str, str], conversation: Sequence[Message]) -> bool:
+    """Return whether the reply goes on with the last message of a conversation."""
+    if not (word := metadata.get(CONTINUE_KEY)):
+        return False
+    field = f'Metadata["{CONTINUE_KEY}"]'
+    wish = truth(word)
+    if wish is None:
+        raise InvalidRequestError(field, f"must be true or false, not {word[:32]!r}")
+    last = conversation[-1]
+    if wish and (last.role != "assistant" or last.tool_calls or not last.content.strip()):
+        problem = "needs a last message of the assistant, with text and without calls"
+        raise InvalidRequestError(field, problem)
+    return wish
 
 
 def thinking_budget(metadata: Mapping[str, str], defaults: RequestDefaults) -> int | None:

@@ -28,7 +28,12 @@ from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
 from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools
-from backend.model.text.template import ChatTemplate, find_snippets
+from backend.model.text.template import (
+    ChatTemplate,
+    find_snippets,
+    up_to_open_end,
+    with_open_end,
+)
 from backend.model.text.tool_forms import ToolForms, written_call
 from backend.output.detection import detect, spelling_of
 from backend.output.router import Router
@@ -283,6 +288,14 @@ def test_no_shape_of_a_conversation_loses_an_image(name):
         parts = [m.content for m in shown if not m.media]
         parts += [part for m in shown if m.media for part in (m.content[:2], m.content[2:])]
         assert [part for part in parts if part.strip() not in text] == [], shape
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_can_end_with_the_last_message_letter_by_letter(name):
+    found, begun = template(name), '```json\n{"a": '
+    for shape, messages in SHAPES.items():
+        open_ended = with_open_end([*messages, said("assistant", begun)])
+        assert up_to_open_end(found.render(open_ended, [], {})).endswith(begun), shape
 
 
 @pytest.mark.parametrize("name", NAMES)
