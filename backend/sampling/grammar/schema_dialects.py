@@ -7,15 +7,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
-from typing import Any, TypeAlias
+from typing import Any
 
 from backend.sampling.grammar.number_bounds import with_exact_bounds
+from backend.sampling.grammar.schema_choices import TEXTS, Find, with_open_choice
 from backend.sampling.grammar.string_formats import FORMATS
 
-Find: TypeAlias = Callable[[object], object]
-"""Returns the schema that a reference means, or nothing."""
-
-_TEXTS = frozenset({"title", "description", "$comment"})
 _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/2020-12)/schema#?")
 # An array of four values has 65 ways to order some of them.
 _MAX_UNIQUE = 4
@@ -31,14 +28,14 @@ _COMBINING = ("$ref", "anyOf", "oneOf", "allOf", "const")
 
 
 def _allows_all(value: object) -> bool:
-    return value is True or (isinstance(value, Mapping) and value.keys() <= _TEXTS)
+    return value is True or (isinstance(value, Mapping) and value.keys() <= TEXTS)
 
 
 def _allows_names(value: object) -> bool:
     """Return whether a schema allows any name, which is always a string."""
     fields = value if isinstance(value, Mapping) else {}
     is_text = "string" in _types_of(fields)
-    return value is True or (is_text and bool(fields) and fields.keys() <= _TEXTS | {"type"})
+    return value is True or (is_text and bool(fields) and fields.keys() <= TEXTS | {"type"})
 
 
 def _is_empty(value: object) -> bool:
@@ -111,7 +108,7 @@ def is_idle(keyword: str, value: object) -> bool:
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that says in conditions of a grammar what it says of its properties."""
     fields = _with_declared_names(_with_known_text(schema), find)
-    return _with_counted_properties(_with_required_tag(fields))
+    return _with_counted_properties(with_open_choice(_with_required_tag(fields), find))
 
 
 def _with_known_text(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +180,7 @@ def _with_declared_names(fields: dict[str, Any], find: Find) -> dict[str, Any]:
 def _followed(schema: object, find: Find) -> Mapping[str, Any]:
     """Return the schema at the end of references."""
     for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, Mapping) or schema.keys() - _TEXTS != {"$ref"}:
+        if not isinstance(schema, Mapping) or schema.keys() - TEXTS != {"$ref"}:
             break
         schema = find(schema["$ref"])
     return schema if isinstance(schema, Mapping) else {}
@@ -203,7 +200,7 @@ def _listing(names: object) -> list[str] | None:
     """Return the names that a schema lists, if that is all that it does."""
     if not isinstance(names, Mapping) or not _types_of(names):
         return None
-    match sorted(names.keys() - _TEXTS - {"type"}):
+    match sorted(names.keys() - TEXTS - {"type"}):
         case ["const"]:
             values = [names["const"]]
         case ["enum"]:
@@ -223,7 +220,7 @@ _NUMERALS = {"integer": r"^-?[0-9]+$", "number": r"^-?[0-9]+(\.[0-9]+)?$"}
 
 def _pattern_of(names: Mapping[str, Any]) -> str:
     """Return the pattern that says what a schema says of names; empty for none."""
-    left = names.keys() - _TEXTS - {"type"}
+    left = names.keys() - TEXTS - {"type"}
     types = _types_of(names)
     if not left and types and "string" not in types:
         return _NUMERALS["number" if "number" in types else "integer"]
@@ -337,7 +334,7 @@ def _with_null(fields: dict[str, Any]) -> dict[str, Any]:
     del fields["nullable"]
     names = fields.get("type")
     if not isinstance(names, str | list) or any(keyword in fields for keyword in _COMBINING):
-        if not fields.keys() - _TEXTS:
+        if not fields.keys() - TEXTS:
             return fields
         # References and readers look for these where they are.
         around = {key: fields.pop(key) for key in _OF_WHOLES & fields.keys()}

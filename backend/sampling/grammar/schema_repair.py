@@ -27,6 +27,7 @@ from backend.sampling.grammar.schema import (
     type_of,
     words,
 )
+from backend.sampling.grammar.schema_choices import are_disjoint
 from backend.sampling.grammar.schema_dialects import in_known_conditions, is_idle, is_never, tag_of
 from backend.sampling.grammar.string_formats import FORMATS
 
@@ -347,7 +348,7 @@ class Repair:
     def _open_choice(self, fields: dict[str, Any], pointer: str, *, has_tag: bool) -> None:
         """Take `oneOf` for `anyOf`: the same where no value matches twice."""
         parts = fields.pop("oneOf")
-        if not (has_tag or _are_disjoint(parts)):
+        if not (has_tag or are_disjoint(parts, lambda _: None)):
             self._drop(f"{pointer}/oneOf", "may overlap: is taken for anyOf")
         if "anyOf" in fields:
             fields["allOf"] = [*fields.get("allOf", ()), {"anyOf": parts}]
@@ -455,35 +456,6 @@ def _with_null(fields: dict[str, Any]) -> AnySchema:
     if not _RESTRICTING & fields.keys() and not {"anyOf", "allOf", "$ref"} & fields.keys():
         return fields
     return {"anyOf": [fields, {"type": ["null"]}]}
-
-
-def _are_disjoint(parts: list[AnySchema]) -> bool:
-    """Return whether no value can match two schemas, as far as it shows."""
-    fields = [part if isinstance(part, Mapping) else {} for part in parts]
-    return _differ([_kinds_of(part) for part in fields]) or any(
-        _differ([_named_values(part, name) for part in fields])
-        for name in fields[0].get("properties", {})
-    )
-
-
-def _differ(groups: list[list[Any]]) -> bool:
-    every = [repr(value) for group in groups for value in group]
-    return all(groups) and len(every) == len({*every})
-
-
-def _kinds_of(fields: Schema) -> list[Any]:
-    """Return the values or types that a schema allows; none if any."""
-    if "enum" in fields:
-        return list(fields["enum"])
-    types = list(fields.get("type", ()))
-    # Every integer is a number.
-    return _distinct("number" if name == "integer" else name for name in types)
-
-
-def _named_values(fields: Schema, name: str) -> list[Any]:
-    part = fields.get("properties", {}).get(name)
-    is_given = name in fields.get("required", ()) and isinstance(part, Mapping)
-    return list(part.get("enum", ())) if is_given else []
 
 
 def _marked(source: object) -> Iterator[tuple[str, str]]:

@@ -262,6 +262,35 @@ def test_conditions_that_no_text_meets_free_nothing_around_them(wrap):
         assert is_whole(grammar, call, model.vocabulary) == is_allowed
 
 
+KINDS = [
+    {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+    for kind in ("a", "b")
+]
+# Choices, and whether no value can match two of them.
+CHOICES = [
+    ([{"type": "null"}, {"$ref": "#/$defs/a"}], True),
+    ([{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/b"}]}], True),
+    ([{"enum": ["x"]}, {"type": "integer"}, {"const": True}], True),
+    ([{"const": 1}, {"const": True}], True),
+    ([{"required": ["x"]}, {"required": ["y"]}], True),
+    ([{"const": 1}, {"const": 1.0}], False),
+    ([{"type": "string"}, {"type": "string", "enum": ["x"]}], False),
+    ([{"required": ["x"]}, {"required": ["x"]}], False),
+    ([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], False),
+    ([{"$ref": "#/$defs/loop"}, {"$ref": "#/$defs/loop"}], False),
+]
+
+
+@pytest.mark.parametrize(("parts", "is_exact"), CHOICES)
+def test_a_choice_is_noted_only_if_a_value_may_match_twice(parts, is_exact):
+    loop = {"type": "object", "properties": {"x": {"$ref": "#/$defs/loop"}}, "required": ["x"]}
+    loop = {"anyOf": [{"type": "null"}, loop], "allOf": [{"$ref": "#/$defs/loop"}]}
+    definitions = {"a": KINDS[0], "b": KINDS[1], "loop": loop}
+    schema = {**around({"oneOf": parts}), "$defs": definitions}
+    notes = Parameters.of(tool("odd", schema)).notes
+    assert ("#/properties/a/oneOf" in notes) is not is_exact
+
+
 LIMITED = {
     "texts": ({"enum": ["a", "abc", 7], "minLength": 2}, ['"abc"', "7"], ['"a"'], {}),
     "numbers": ({"enum": [1, 2.5, "1", True], "exclusiveMinimum": 1}, ["2.5", '"1"'], ["1"], {}),

@@ -15,6 +15,12 @@ PERSON = {
     "required": ["name"],
     "additionalProperties": False,
 }
+CLOSED_A = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 TREE = {
     "$ref": "#/$defs/node",
     "$defs": {
@@ -417,6 +423,36 @@ ACCEPTED_AND_REFUSED |= {
         {"type": "integer", "minimum": 5},
         ["5", 18 * "9"],
         ["4", 20 * "9"],
+    ),
+    "one of a definition and null": (
+        {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/a"}], "$defs": {"a": CLOSED_A}},
+        ["null", '{"a":1}'],
+        ['{"b":1}', "1"],
+    ),
+    "one of closed definitions": (
+        {
+            "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+            "$defs": {"a": CLOSED_A, "b": {**CLOSED_A, "required": ["b"], "properties": {"b": {}}}},
+        },
+        ['{"a":1}', '{"b":1}'],
+        ['{"a":1,"b":1}', "{}"],
+    ),
+    "exactly one of two properties": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+            "oneOf": [{"required": ["a"]}, {"required": ["b"], "title": "b"}],
+        },
+        ['{"a":null}', '{"b":null,"c":null}'],
+        ["{}", '{"a":null,"b":null}', '{"c":null}'],
+    ),
+    "one of and any of": (
+        {
+            "oneOf": [{"type": "integer"}, {"enum": ["x", None]}],
+            "anyOf": [{"type": "null"}, {"minimum": 3}],
+        },
+        ["3", "null", '"x"'],
+        ["1", '"y"'],
     ),
     "brackets in classes": (
         {"anyOf": [string(pattern=r"^[^[\]]+$"), string(pattern="^[!-/:-@[-`{-~]{2}$")]},

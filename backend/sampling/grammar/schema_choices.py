@@ -1,0 +1,150 @@
+"""`oneOf` as `anyOf`: where no value matches two of its schemas, or where they can say so."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
+from typing import Any, TypeAlias
+
+Find: TypeAlias = Callable[[object], object]
+"""Returns the schema that a reference means, or nothing."""
+
+TEXTS = frozenset({"title", "description", "$comment"})
+# What is not shown by so many comparisons of two schemas is not shown.
+_MAX_STEPS = 5000
+_MAX_PARTS = 64
+_MAX_DEPTH = 8
+_MAX_CONDITIONS = 8
+
+
+def with_open_choice(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
+    """Return a schema with `anyOf` in place of `oneOf` if it means the same then."""
+    fields, parts = dict(schema), schema.get("oneOf")
+    if not isinstance(parts, list) or not parts:
+        return fields
+    if names := _single_names(parts):
+        # Of values that are no objects, each matches all parts: none is allowed.
+        parts = [_only(name, names) for name in names]
+    elif not are_disjoint(parts, find):
+        return fields
+    del fields["oneOf"]
+    if "anyOf" not in fields:
+        return {**fields, "anyOf": parts}
+    beside = fields.get("allOf", [])
+    return {**fields, "allOf": [*(beside if isinstance(beside, list) else []), {"anyOf": parts}]}
+
+
+def are_disjoint(parts: Sequence[object], find: Find) -> bool:
+    """Return whether no value can match two schemas, as far as it shows."""
+    fields = [part if isinstance(part, Mapping) else {} for part in parts]
+    if _differ([*map(_values, fields)]) or _differ([*map(_types, fields)]):
+        return True
+    proof, pairs = _Proof(find), combinations(parts, 2)
+    return len(parts) <= _MAX_PARTS and all(proof.excludes(one, other) for one, other in pairs)
+
+
+def _differ(groups: Sequence[frozenset[Any]]) -> bool:
+    return all(groups) and len(frozenset[Any]().union(*groups)) == sum(map(len, groups))
+
+
+def _single_names(parts: Sequence[object]) -> list[str]:
+    """Return the names that parts require, if each does nothing else than require one."""
+    found: list[str] = []
+    for part in parts:
+        fields = part if isinstance(part, Mapping) else {}
+        required = fields.get("required")
+        if fields.keys() - TEXTS - {"type"} != {"required"} or not isinstance(required, list):
+            return []
+        if fields.get("type", "object") != "object" or len(required) != 1:
+            return []
+        found += required
+    is_choice = len(found) > 1 and all(isinstance(name, str) for name in found)
+    return found if is_choice and len({*found}) == len(found) else []
+
+
+def _only(name: str, names: Sequence[str]) -> dict[str, Any]:
+    others = {other: False for other in names if other != name}
+    return {"type": "object", "properties": others, "required": [name]}
+
+
+class _Proof:
+    """Looks for contradictions between two schemas, for a limited time."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._left = _MAX_STEPS
+
+    def excludes(self, one: object, other: object, depth: int = 0) -> bool:
+        """Return whether no value matches both schemas, as far as some of their conditions show."""
+        if one is False or other is False:
+            return True
+        pairs = product(self._conditions(one), self._conditions(other))
+        return any(self._contradict(first, second, depth) for first, second in pairs)
+
+    def _conditions(self, schema: object) -> list[Mapping[str, Any]]:
+        """Return schemas that a value must all match: this one, and those to which it leads."""
+        found: list[Mapping[str, Any]] = []
+        waiting = [schema]
+        while waiting and len(found) < _MAX_CONDITIONS:
+            part = waiting.pop(0)
+            if isinstance(part, Mapping):
+                found.append(part)
+                waiting += [self._find(part["$ref"])] if "$ref" in part else []
+                waiting += beside if isinstance(beside := part.get("allOf"), list) else []
+        return found
+
+    def _contradict(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
+        self._left -= 1
+        values, others = _values(one), _values(other)
+        if values and others and not values & others:
+            return True
+        types, other_types = _types(one), _types(other)
+        if types and other_types and not types & other_types:
+            return True
+        is_over = self._left < 0 or depth > _MAX_DEPTH
+        if is_over or not types == other_types == {"object"}:
+            return False
+        return self._lacks(one, other, depth) or self._lacks(other, one, depth)
+
+    def _lacks(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
+        """Return whether one requires a property that the other does not allow as it is."""
+        known, others = one.get("properties", {}), other.get("properties", {})
+        required = one.get("required")
+        are_sound = isinstance(known, Mapping) and isinstance(others, Mapping)
+        if not (are_sound and isinstance(required, list)):
+            return False
+        is_closed = other.get("additionalProperties") is False and "patternProperties" not in other
+        return any(
+            self.excludes(known.get(name, True), others[name], depth + 1)
+            if name in others
+            else is_closed
+            for name in required
+            if isinstance(name, str)
+        )
+
+
+def _values(schema: Mapping[str, Any]) -> frozenset[tuple[bool, Any]]:
+    """Return the different values of a schema that lists its scalars; of others, nothing."""
+    listed = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    if not isinstance(listed, list) or any(isinstance(value, dict | list) for value in listed):
+        return frozenset()
+    # In Python, but not in JSON, true is 1.
+    return frozenset((isinstance(value, bool), value) for value in listed)
+
+
+_TYPES: Mapping[type, str] = {
+    str: "string",
+    int: "number",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+
+
+def _types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the types of a schema, `number` for `integer`; nothing if any."""
+    if values := _values(schema):
+        return frozenset(_TYPES[type(value)] for _, value in values)
+    listed = schema.get("type", [])
+    names = [listed] if isinstance(listed, str) else listed
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    return frozenset("number" if name == "integer" else name for name in names)
