@@ -16,14 +16,14 @@ _MAX_CONDITIONS = 8
 
 
 def with_open_choice(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
-    """Return a schema with `anyOf` in place of `oneOf` if it means the same then."""
+    """Return a schema with `anyOf` in place of `oneOf`, if no value then matches two schemas.
+
+    Objects that match two of them, as each allows the other's properties, are not allowed then.
+    """
     fields, parts = dict(schema), schema.get("oneOf")
     if not isinstance(parts, list) or not parts:
         return fields
-    if names := _single_names(parts):
-        # Of values that are no objects, each matches all parts: none is allowed.
-        parts = [_only(name, names) for name in names]
-    elif not are_disjoint(parts, find):
+    if not are_disjoint(parts, find) and not (parts := _apart(parts, find)):
         return fields
     del fields["oneOf"]
     if "anyOf" not in fields:
@@ -45,24 +45,23 @@ def _differ(groups: Sequence[frozenset[Any]]) -> bool:
     return all(groups) and len(frozenset[Any]().union(*groups)) == sum(map(len, groups))
 
 
-def _single_names(parts: Sequence[object]) -> list[str]:
-    """Return the names that parts require, if each does nothing else than require one."""
-    found: list[str] = []
-    for part in parts:
-        fields = part if isinstance(part, Mapping) else {}
-        required = fields.get("required")
-        if fields.keys() - TEXTS - {"type"} != {"required"} or not isinstance(required, list):
-            return []
-        if fields.get("type", "object") != "object" or len(required) != 1:
-            return []
-        found += required
-    is_choice = len(found) > 1 and all(isinstance(name, str) for name in found)
-    return found if is_choice and len({*found}) == len(found) else []
+def _apart(parts: Sequence[object], find: Find) -> list[Any]:
+    """Return schemas of objects without a property that another requires; nothing if one has none.
 
-
-def _only(name: str, names: Sequence[str]) -> dict[str, Any]:
-    others = {other: False for other in names if other != name}
-    return {"type": "object", "properties": others, "required": [name]}
+    Of values that are no objects, each matches all parts without a type: `oneOf` allows none.
+    """
+    proof, found = _Proof(find), list(parts) if len(parts) <= _MAX_PARTS else []
+    for first, second in combinations(range(len(found)), 2):
+        if proof.excludes(parts[first], parts[second]):
+            continue
+        for place, other in ((first, second), (second, first)):
+            name = proof.own_name(parts[other], parts[place])
+            part = found[place]
+            known = part.get("properties", {}) if isinstance(part, Mapping) else None
+            if not (name and isinstance(part, Mapping) and isinstance(known, Mapping)):
+                return []
+            found[place] = {"type": "object", **part, "properties": {**known, name: False}}
+    return found
 
 
 class _Proof:
@@ -78,6 +77,18 @@ class _Proof:
             return True
         pairs = product(self._conditions(one), self._conditions(other))
         return any(self._contradict(first, second, depth) for first, second in pairs)
+
+    def own_name(self, one: object, other: object) -> str:
+        """Return a property that one schema of objects requires and the other does not know."""
+        known = self._conditions(other)
+        objects = frozenset({"object"})
+        parts = [*self._conditions(one), *known]
+        if any(_types(part) not in (frozenset(), objects) for part in parts):
+            return ""
+        names = [name for part in known for name in _names(part)]
+        required = (part.get("required") for part in self._conditions(one))
+        own = (name for each in required if isinstance(each, list) for name in each)
+        return next((name for name in own if isinstance(name, str) and name not in names), "")
 
     def _conditions(self, schema: object) -> list[Mapping[str, Any]]:
         """Return schemas that a value must all match: this one, and those to which it leads."""
@@ -119,6 +130,13 @@ class _Proof:
             for name in required
             if isinstance(name, str)
         )
+
+
+def _names(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the names of the properties of which a schema says something."""
+    known, required = schema.get("properties"), schema.get("required")
+    names = list(known) if isinstance(known, Mapping) else []
+    return names + (required if isinstance(required, list) else [])
 
 
 def _values(schema: Mapping[str, Any]) -> frozenset[tuple[bool, Any]]:

@@ -21,6 +21,7 @@ CLOSED_A = {
     "required": ["a"],
     "additionalProperties": False,
 }
+OPEN_B = {"type": "object", "required": ["b"]}
 TREE = {
     "$ref": "#/$defs/node",
     "$defs": {
@@ -445,6 +446,14 @@ ACCEPTED_AND_REFUSED |= {
         },
         ['{"a":null}', '{"b":null,"c":null}'],
         ["{}", '{"a":null,"b":null}', '{"c":null}'],
+    ),
+    "one of open objects": (
+        {
+            "oneOf": [{"$ref": "#/$defs/a"}, {**OPEN_B, "properties": {"b": {}}}, {"type": "null"}],
+            "$defs": {"a": {"type": "object", "properties": {"a": {}}, "required": ["a"]}},
+        },
+        ['{"a":1}', '{"a":1,"c":2}', '{"b":1}', "null"],
+        ['{"a":1,"b":1}', '{"c":1}'],
     ),
     "one of and any of": (
         {
