@@ -113,6 +113,17 @@ CLIENT_SCHEMAS = {
         "properties": {"id": {"type": "integer", "maximum": 9}, "url": {"type": "string"}},
         "anyOf": [{"required": ["id"]}, {"required": ["url"]}],
     },
+    "exactly one of several, and a pair": {
+        "type": "object",
+        "properties": {
+            "url": {"type": "string", "maxLength": 5},
+            "id": {"type": "integer", "maximum": 9},
+            "x": {"type": "integer", "minimum": 0, "maximum": 9},
+            "y": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "oneOf": [{"required": ["url"]}, {"required": ["id"]}],
+        "dependentRequired": {"x": ["y"], "id": ["x"]},
+    },
     "a base with more": {
         "allOf": [
             {

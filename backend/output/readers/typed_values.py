@@ -74,7 +74,7 @@ class ParameterTypes:
         self._properties: JsonSchema = {}
         self.takes_others = False
         for way in self._alternatives(schema):
-            self._properties = {**_mapping(way.get("properties")), **self._properties}
+            self._properties = {**_allowed(way), **self._properties}
             self.takes_others |= way.get("additionalProperties") is True
         self._is_open = self.takes_others or not self._properties
         self.required = frozenset(
@@ -109,7 +109,7 @@ class ParameterTypes:
         for schema in self._alternatives(self._properties.get(name)):
             if "items" in schema:
                 properties.setdefault("item", schema["items"])
-            for key, value in _mapping(schema.get("properties")).items():
+            for key, value in _allowed(schema).items():
                 properties.setdefault(key, value)
         return ParameterTypes({"properties": properties}, self._root)
 
@@ -186,6 +186,12 @@ def _named_types(schema: JsonSchema) -> JsonTypes:
     if values := _sequence(schema.get("enum")):
         return frozenset(map(_json_type, values))
     return frozenset(name for key, name in _MARKS.items() if key in schema)
+
+
+def _allowed(schema: JsonSchema) -> JsonSchema:
+    """Return the properties of one way to write an object; another way may allow others."""
+    declared = _mapping(schema.get("properties"))
+    return {name: part for name, part in declared.items() if part is not False}
 
 
 def _mapping(value: JsonValue) -> JsonSchema:

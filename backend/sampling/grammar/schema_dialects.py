@@ -20,6 +20,8 @@ _OF_ARRAYS = frozenset({"type", "items", "minItems", "maxItems"})
 _LENGTHS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties"))
 # Each optional property is a way of its own to write the object, with a copy of all their schemas.
 _MAX_COPIES = 512
+# Each doubles the ways to write the object.
+_MAX_DEPENDENCIES = 4
 _COUNTS = frozenset({"minProperties", "maxProperties"})
 _NAME_LENGTHS = frozenset({"minLength", "maxLength"})
 _MAX_REFERENCES = 8
@@ -107,7 +109,7 @@ def is_idle(keyword: str, value: object) -> bool:
 
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that says in conditions of a grammar what it says of its properties."""
-    fields = _with_declared_names(_with_known_text(schema), find)
+    fields = _with_dependencies(_with_declared_names(_with_known_text(schema), find))
     return _with_counted_properties(with_open_choice(_with_required_tag(fields), find))
 
 
@@ -235,6 +237,41 @@ def _pattern_of(names: Mapping[str, Any]) -> str:
     if left and left <= _NAME_LENGTHS and are_lengths and (most == "" or least <= most):
         return f"^(?s:.){{{least},{most}}}$"
     return ""
+
+
+def _with_dependencies(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that says with choices which properties a property requires."""
+    for keyword in ("dependentRequired", "dependencies"):
+        needs = fields.get(keyword)
+        if not isinstance(needs, Mapping) or not all(map(_are_names, needs.values())):
+            continue
+        required = fields.get("required", [])
+        if needs and fields.get("type") == "object" and _are_names(required):
+            known = _with_needed(required, needs)
+            left = {name: others for name, others in needs.items() if name not in known}
+            if len(left) <= _MAX_DEPENDENCIES:
+                ways = [{"anyOf": _ways_to_need(name, others)} for name, others in left.items()]
+                kept = {key: value for key, value in fields.items() if key != keyword}
+                beside = {"allOf": [*_listed(fields.get("allOf")), *ways]} if ways else {}
+                fields = {**kept, "required": known, **beside}
+    return fields
+
+
+def _with_needed(required: Sequence[str], needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return required names and all that they require in turn."""
+    found = list(dict.fromkeys(required))
+    for name in found:
+        found += [other for other in dict.fromkeys(needs.get(name, ())) if other not in found]
+    return found
+
+
+def _ways_to_need(name: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    absent = {"type": "object", "properties": {name: False}}
+    return [absent, {"type": "object", "required": list(dict.fromkeys([name, *others]))}]
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _with_required_tag(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,10 +106,11 @@ def _join_objects(joined: dict[str, Any], first: Conditions, second: Conditions)
     for one, other in ((first, second), (second, first)):
         for name, part in one.get("properties", {}).items():
             others = _elsewhere(name, other)
-            if others is False and name not in required:
+            if others is False and (name not in required or _is_refused(name, other)):
                 properties.setdefault(name, False)
             else:
-                # A name that is required although it is excluded is a mistake: it may be written.
+                # A name that is required although others are excluded is a mistake: it may be
+                # written.
                 properties.setdefault(name, part if others is False else _both(part, others))
     patterns: dict[str, AnySchema] = dict(first.get("patternProperties", {}))
     for pattern, part in second.get("patternProperties", {}).items():
@@ -118,11 +119,18 @@ def _join_objects(joined: dict[str, Any], first: Conditions, second: Conditions)
         first.get("additionalProperties", True), second.get("additionalProperties", True)
     )
     if additional is False:
-        properties = {name: part for name, part in properties.items() if part is not False}
+        properties = {
+            name: part for name, part in properties.items() if part is not False or name in required
+        }
     found = {"properties": properties, "patternProperties": patterns}
     joined |= {keyword: value for keyword, value in found.items() if keyword in joined}
     if "additionalProperties" in joined:
         joined["additionalProperties"] = additional
+
+
+def _is_refused(name: str, conditions: Conditions) -> bool:
+    """Return whether conditions exclude a property by its name."""
+    return conditions.get("properties", {}).get(name) is False
 
 
 def _elsewhere(name: str, other: Conditions) -> AnySchema:

@@ -36,6 +36,13 @@ def test_a_schema_that_tells_nothing_does_no_harm(schema):
     assert types.of("x") == types.of("y") == UNKNOWN
 
 
+def test_a_property_that_one_way_excludes_has_the_type_of_another():
+    ways = [{"properties": {"x": False, "y": {}}}, {"properties": {"x": {"type": "integer"}}}]
+    types = ParameterTypes({"anyOf": ways, "properties": {"part": {"anyOf": ways}, "z": False}})
+    assert types.of("x") == types.inside("part").of("x") == {"integer"}
+    assert not types.is_declared("z")
+
+
 def test_a_name_is_declared_or_the_schema_is_open():
     closed = {"properties": {"x": {}}}
     assert ParameterTypes(closed).is_declared("x")

@@ -455,6 +455,27 @@ ACCEPTED_AND_REFUSED |= {
         ['{"a":1}', '{"a":1,"c":2}', '{"b":1}', "null"],
         ['{"a":1,"b":1}', '{"c":1}'],
     ),
+    "properties that require others": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+            "additionalProperties": False,
+            "dependentRequired": {"a": ["b"]},
+            "dependencies": {"b": ["c"]},
+        },
+        ["{}", '{"c":null}', '{"b":null,"c":null}', '{"a":null,"b":null,"c":null}'],
+        ['{"a":null}', '{"b":null}', '{"a":null,"b":null}', '{"a":null,"c":null}'],
+    ),
+    "a required property that requires others": (
+        {
+            "type": "object",
+            "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"type": "null"}},
+            "required": ["a"],
+            "dependentRequired": {"b": ["c"], "a": ["b"]},
+        },
+        ['{"a":null,"b":null,"c":null}'],
+        ['{"a":null}', '{"a":null,"b":null}', "{}"],
+    ),
     "one of and any of": (
         {
             "oneOf": [{"type": "integer"}, {"enum": ["x", None]}],
