@@ -21,6 +21,10 @@ _CHANNELS = range(1, 33)
 # The maximum for MP3.
 _MP3_SOURCE = (48_000, 2)
 _FLAC_IN_OGG = b"\x7fFLAC"
+# Those of a WAV before its samples: 12 bytes from the start, and so many at most.
+_FIRST_CHUNK, _MAX_CHUNKS = 12, 1000
+# Read to the end of the file, as of a pipe.
+_UNKNOWN_LENGTH = 2**32 - 1
 
 
 class Bounds(NamedTuple):
@@ -42,6 +46,8 @@ def decode_audio(
     """
     container = require_container(field, data, AUDIO_FORMATS)
     data = without_tags(data)
+    if container is Container.WAV:
+        data = _with_length(data)
     try:
         seconds = max_seconds(field, bounds, *_source(container, data))
         decode = pcm.isolated_samples if container is Container.VORBIS else pcm.samples
@@ -55,6 +61,31 @@ def decode_audio(
     if not np.isfinite(samples).all():
         raise InvalidRequestError(field, "has samples that are not numbers")
     return samples
+
+
+def _with_length(data: bytes) -> bytes:
+    """Return a WAV without the length 0 that recorders leave before the samples of a stream."""
+    start = _FIRST_CHUNK
+    for _ in range(_MAX_CHUNKS):
+        if start + 8 >= len(data):
+            break
+        name, size = struct.unpack_from("<4sI", data, start)
+        if name == b"data":
+            is_streamed = not size and not _is_chunk(data, start + 8)
+            length = struct.pack("<I", _UNKNOWN_LENGTH)
+            return data[: start + 4] + length + data[start + 8 :] if is_streamed else data
+        start += 8 + size + size % 2
+    return data
+
+
+def _is_chunk(data: bytes, start: int) -> bool:
+    """Tell whether the chunk of a WAV begins here: of tags, after one of no samples."""
+    if start + 8 > len(data):
+        return False
+    name: bytes
+    name, size = struct.unpack_from("<4sI", data, start)
+    fits: bool = start + 8 + size <= len(data)
+    return fits and name.isascii() and name.isalnum()
 
 
 def max_seconds(field: str, bounds: Bounds, rate: int, channels: int) -> int:

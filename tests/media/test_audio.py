@@ -69,6 +69,18 @@ def test_what_is_no_readable_sound_is_named(data, found):
     assert refusal(data) == f"Audios[0]: is {found}; {READ}"
 
 
+@pytest.mark.parametrize("length", [0, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("tags", [b"", b"LIST\4\0\0\0INFO"])
+def test_a_recording_that_was_streamed_has_no_length_and_is_read_to_its_end(length, tags):
+    whole = wav()
+    streamed = whole[:36] + tags + b"data" + struct.pack("<I", length) + whole[44:]
+    assert np.array_equal(decode(streamed), decode(whole))
+
+
+def test_tags_after_no_samples_are_no_sound():
+    assert refusal(wav(seconds=0) + b"LIST\4\0\0\0INFO") == "Audios[0]: has no samples"
+
+
 @pytest.mark.parametrize("name", ["mp3", "flac"])
 def test_of_a_truncated_sound_it_is_what_is_there(name):
     whole = decode(SOUNDS[name])
