@@ -1,6 +1,7 @@
 """TokenClassify on a tiny BERT with random weights, against the network itself."""
 
 import asyncio
+import random
 
 import grpc
 import pytest
@@ -57,6 +58,25 @@ async def test_a_text_beyond_the_context_is_read_in_parts(shared, classifier):
     async with shared(classifier) as backend:
         answer = await backend.stub.TokenClassify(pb.TokenClassifyRequest(text="bo ba ki " * 200))
     assert max(entity.end for entity in answer.entities) > 1000
+
+
+async def test_every_token_of_a_long_text_is_read_with_those_around_it(classifier):
+    words = random.Random(0).choices(["bo", "ba", "ki", "ne", "me", "do"], k=70)
+    async with served(classifier, MaxModelLen=34) as backend:
+        request = pb.TokenClassifyRequest(text=" ".join(words))
+        entities = (await backend.stub.TokenClassify(request)).entities
+    found = ["O"] * len(words)
+    for entity in entities:
+        for word in range(entity.start // 3, entity.end // 3 + 1):
+            found[word] = entity.entity_group
+    # Of 32 words in each part, the first and the last four only surround the others.
+    for start, first in ((0, 0), (24, 20), (48, 44)):
+        seen = words[first : start + 28]
+        labels = ["O"] * len(seen)
+        for at, end, label in expected(classifier, " ".join(seen)):
+            labels[at // 3 : end // 3 + 1] = [label] * (end // 3 + 1 - at // 3)
+        assert found[start : start + 24] == labels[start - first : start - first + 24]
+    assert len(set(found)) > 1
 
 
 async def test_parts_of_a_long_text_wait_for_each_other_not_in_the_queue(classifier):
