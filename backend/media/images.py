@@ -1,6 +1,7 @@
 """Decodes image files to upright RGB, at a size that models can take."""
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -47,7 +48,10 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_START_OF_SCAN = b"\xff\xda"
+# ITU T.81, annex B: all but those inside a scan.
+_JPEG_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_WITHOUT_LENGTH = (b"\x01", b"\xd8")
 # A typical progressive JPEG has ten; each covers the whole image, however small its data.
 _MAX_JPEG_SCANS = 64
 _WHITE_16 = 65535.0
@@ -64,7 +68,7 @@ def decode_image(field: str, data: bytes) -> Image.Image:
         InvalidRequestError: The file is not an image, is damaged, too large or too narrow.
     """
     container = require_container(field, data, IMAGE_FORMATS)
-    if container is Container.JPEG and data.count(_START_OF_SCAN) > _MAX_JPEG_SCANS:
+    if container is Container.JPEG and _scans(data) > _MAX_JPEG_SCANS:
         raise InvalidRequestError(field, f"is a JPEG of more than {_MAX_JPEG_SCANS} scans")
     with opened(field, data, container) as image:
         is_jpeg = container is Container.JPEG
@@ -75,6 +79,19 @@ def decode_image(field: str, data: bytes) -> Image.Image:
         turn = _UPRIGHT.get(_orientation(image))
         picture = to_rgb(image)
         return picture if turn is None else picture.transpose(turn)
+
+
+def _scans(data: bytes) -> int:
+    """Return how many scans a JPEG has before its end, after which phones append a film."""
+    count = place = 0
+    while count <= _MAX_JPEG_SCANS and (found := _JPEG_MARKER.search(data, place)):
+        marker, place = found[1], found.end()
+        if marker == _END_OF_IMAGE:
+            break
+        count += marker == _START_OF_SCAN
+        if marker not in _WITHOUT_LENGTH:
+            place += int.from_bytes(data[place : place + 2])
+    return count
 
 
 def _reduce(image: Image.Image) -> None:

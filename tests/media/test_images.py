@@ -215,6 +215,13 @@ def test_a_jpeg_of_very_many_scans_is_refused():
     )
 
 
+def test_what_a_phone_appends_to_a_jpeg_or_writes_into_it_is_no_scan():
+    film = b"\0\0\0\x18ftypmp42" + b"\xff\xda" * 100
+    profile = b"\xff\xda" * 100
+    photo = encoded(gradient(), "JPEG", icc_profile=profile, comment=profile)
+    assert distance(decode(photo + film), decode(photo)) == 0
+
+
 PROBE = """
 import resource, sys
 from media_files import encoded, png_of_size
