@@ -169,12 +169,17 @@ def marked(tag: str, content: _Content) -> _Content:
 
 
 def joined(one: _Content, other: _Content, between: str = PARAGRAPH) -> _Content:
-    """Return two contents as one; parts stay parts."""
+    """Return two contents as one; parts stay parts, and two media have nothing between them."""
     if not one or not other:
         return one or other
     if isinstance(one, str) and isinstance(other, str):
         return f"{one}{between}{other}"
-    return [*_parts(one, "", between), *_parts(other, between, "")]
+    (*first, last), (following, *rest) = _parts(one), _parts(other)
+    if "text" in last:
+        last = {**last, "text": f"{last['text']}{between}"}
+    elif "text" in following:
+        following = {**following, "text": f"{between}{following['text']}"}
+    return [*first, last, following, *rest]
 
 
 def merge_leading(turns: Sequence[Turn]) -> list[Turn]:
@@ -370,11 +375,12 @@ def _as_one(system: Sequence[Turn]) -> Turn:
     return {**system[0], "content": reduce(joined, (turn["content"] for turn in system))}
 
 
-def _parts(content: _Content, before: str, after: str) -> list[JsonValue]:
-    """Return a content as parts; text that becomes one gets its separator."""
+def _parts(content: _Content) -> list[Mapping[str, JsonValue]]:
+    """Return a content that is not empty as parts."""
     if isinstance(content, str):
-        return [{"type": "text", "text": f"{before}{content}{after}"}] if content else []
-    return list(content) if isinstance(content, Sequence) else []
+        return [{"type": "text", "text": content}]
+    parts = content if isinstance(content, Sequence) else ()
+    return [part for part in parts if isinstance(part, Mapping)]
 
 
 def _caller_of(turns: Sequence[Turn], place: int) -> Turn | None:

@@ -245,6 +245,13 @@ def test_a_result_of_an_unknown_call_joins_the_one_before_it():
     ]
 
 
+IMAGE = {"type": "image"}
+
+
+def text(content):
+    return {"type": "text", "text": content}
+
+
 @pytest.mark.parametrize(
     ("one", "other", "both"),
     [
@@ -252,7 +259,12 @@ def test_a_result_of_an_unknown_call_joins_the_one_before_it():
         ("", "b", "b"),
         ("a", "", "a"),
         ("a", [], "a"),
-        ("a", [{"type": "image"}], [{"type": "text", "text": "a\n\n"}, {"type": "image"}]),
+        ("a", [IMAGE], [text("a\n\n"), IMAGE]),
+        ([IMAGE], "b", [IMAGE, text("\n\nb")]),
+        ([IMAGE, text("a")], [text("b"), IMAGE], [IMAGE, text("a\n\n"), text("b"), IMAGE]),
+        ([text("a")], [IMAGE], [text("a\n\n"), IMAGE]),
+        ([IMAGE], [text("b")], [IMAGE, text("\n\nb")]),
+        ([IMAGE], [IMAGE], [IMAGE, IMAGE]),
     ],
 )
 def test_contents_are_joined_as_paragraphs(one, other, both):
