@@ -23,6 +23,7 @@ from backend.model.checkpoint.config_file import (
     own_context_length,
     read_json,
 )
+from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import (
     MakeRoom,
@@ -362,6 +363,7 @@ def _lazy_network(
             config_overrides={"num_labels": labels or 1},
             lazy=True,
         )
+    mend(network)
     if options.dtype is not None:
         cast_weights(network, options.dtype)
     DEVICE.prepare(

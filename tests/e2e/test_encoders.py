@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from backend.config import ModelOptions
 from backend.engine.grammars.pool import WARM_UP_DELAY_S
 from backend.errors import UnsupportedModelError
+from backend.model.checkpoint.mends import mend
 from backend.model.loader import load
 from backend.pb import backend_pb2 as pb
 from common.remedies import CHECKOUT
@@ -61,6 +62,7 @@ def hidden_states(directory, copy, texts):
     from mlx_vlm.embedding_loader import load_embedding_model
 
     network = load_embedding_model(as_upstream_names_it(directory, copy))
+    mend(network)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     states = (network(mx.array([tokenizer(text).input_ids])).last_hidden_state for text in texts)
     return [np.array(each[0]) for each in states]
@@ -206,6 +208,7 @@ def expected_relevance(directory, copy, query):
     from mlx_vlm.reranker_loader import load_sequence_classification_model
 
     network = load_sequence_classification_model(as_upstream_names_it(directory, copy))
+    mend(network)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     for document in DOCUMENTS:
         # As a list, which keeps an empty document.

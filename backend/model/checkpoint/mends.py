@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import mlx.core as mx
+from mlx import nn
 
 from backend.model.checkpoint.projections import keep_by_row
 from backend.model.checkpoint.upstream import Network
@@ -48,6 +49,13 @@ def _masked_by_row(kind: type) -> type:
         return kind.__call__(self, x, mask, cache)
 
     return _derived(kind, call)
+
+
+def _compute_gelu_exactly(network: Network) -> None:
+    """Let an encoder compute GELU as it was trained: upstream takes the approximation by tanh."""
+    for module in network.modules():
+        if isinstance(getattr(module, "act", None), nn.GELU):
+            module.act = nn.GELU()
 
 
 def _scale_embeddings(model: Network) -> None:
@@ -408,6 +416,7 @@ _MENDS: Mapping[str, Callable[[Network], None]] = {
     "mlx_vlm.models.hunyuan_vl.hunyuan_vl": _turn_attended_rows,
     "mlx_vlm.models.jina_vlm.jina_vlm": _turn_rows,
     "mlx_vlm.models.llama4.llama4": _attend_row_by_row(_in_its_chunk, _ATTENTION),
+    "mlx_vlm.models.modernbert.modernbert": _compute_gelu_exactly,
     "mlx_vlm.models.qwen4_exp.qwen4_exp": _select_blocks_of_rows,
     "mlx_vlm.models.z1t.z1t": _place_states,
 }

@@ -30,6 +30,26 @@ def gemma3n(tmp_path_factory):
     return plain, mended
 
 
+@pytest.mark.parametrize("name", ["Model", "SequenceClassificationModel"])
+def test_modernbert_computes_gelu_as_it_was_trained(name):
+    """Upstream contract: it takes the approximation by tanh."""
+    modernbert = importlib.import_module("mlx_vlm.models.modernbert.modernbert")
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8}
+    names = {"model_type": "modernbert", "vocab_size": 8, "num_attention_heads": 2}
+    config = modernbert.ModelConfig.from_dict(shape | names)
+    plain, mended = (getattr(modernbert, name)(config) for _ in range(2))
+    mend(mended)
+    x = mx.linspace(-4, 4, 200)
+    exact = x * (1 + mx.erf(x / 2**0.5)) / 2
+    for theirs, ours in zip(_activations(plain), _activations(mended), strict=True):
+        assert mx.abs(theirs(x) - exact).max() > 1e-4
+        assert mx.abs(ours(x) - exact).max() < 1e-6
+
+
+def _activations(network):
+    return [module.act for module in network.modules() if "act" in module]
+
+
 def logits_of(network, **given):
     return network.language_model(cache=network.make_cache(), **given).logits
 
