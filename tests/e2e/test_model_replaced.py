@@ -280,6 +280,16 @@ NEVER = {
         {"TensorParallelSize": 3},
         "TensorParallelSize: 3 processes: the model has 4 and 2 heads; sizes that work: 2",
     ),
+    "a link of processes that nobody starts": (
+        lambda _: None,
+        {"Options": ["tensor_parallel_size:2", "distributed_backend:mpi"]},
+        "Options: distributed_backend: mpi must start all ranks",
+    ),
+    "a link of processes without its devices": (
+        lambda _: None,
+        {"Options": ["hosts:127.0.0.1,127.0.0.1", "distributed_backend:jaccl"]},
+        "Options: distributed_backend: jaccl needs a hostfile with the RDMA devices",
+    ),
     "another tokenizer that is nowhere": (
         lambda _: None,
         {"Tokenizer": "nowhere"},
@@ -460,11 +470,11 @@ async def test_memory_without_room_for_any_request_is_refused(decoders, field):
 
 
 async def test_an_option_that_is_found_wrong_late_is_told_with_what_is_loaded(decoders):
-    options = ["tensor_parallel_size:2", "distributed_backend:mpi"]
+    options = ["tensor_parallel_size:2", "distributed:pipeline"]
     async with served(decoders[0]) as backend:
         code, details = await code_of(backend.load(decoders[1], Options=options))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details.startswith("Options: distributed_backend: mpi cannot be used here; ")
+        assert details.startswith("distributed: qwen3 has no pipeline parallelism in mlx-lm; ")
         assert details.endswith(f"{decoders[0]} is loaded again")
 
 

@@ -128,6 +128,8 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     hosts = _named_hosts(tuning.group)
     _require_agreement(tuning.group, hosts)
     size = group_size(tuning)
+    if size > 1:
+        require_linkable(GroupBackend(tuning.group.distributed_backend), hosts)
     field = "Options: hosts" if hosts else "TensorParallelSize"
     key, parts = _PARTS[Parallelism(tuning.group.distributed)]
     most = text_config(config).get(key)
@@ -136,6 +138,21 @@ def require_parts(tuning: TuningOptions, config: Mapping[str, Any]) -> None:
     heads = divided_heads(text_config(config)) if key == _HEADS else ()
     if size > 1 and heads and size not in sizes_for(heads):
         raise InvalidRequestError(field, f"{size} processes: the model has {with_sizes(heads)}")
+
+
+def require_linkable(backend: GroupBackend, hosts: Sequence[Host]) -> None:
+    """Refuse a way to link hosts that cannot work, whatever MLX was built with.
+
+    Raises:
+        InvalidRequestError: It needs what is not there.
+    """
+    if backend is GroupBackend.MPI:
+        problem = "mpi must start all ranks, and here the host starts the first; use another"
+    elif backend is GroupBackend.JACCL and not (hosts and all(host.rdma for host in hosts)):
+        problem = "jaccl needs a hostfile with the RDMA devices of all hosts"
+    else:
+        return
+    raise InvalidRequestError("Options: distributed_backend", problem)
 
 
 def divided_heads(config: Mapping[str, Any]) -> tuple[int, ...]:
