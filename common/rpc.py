@@ -222,6 +222,11 @@ async def _refuse(_requests: object, context: Context) -> None:
 IDENTITY_FIELD = "ModelIdentity"
 
 
+def model_name(text: str) -> str:
+    """Return the name of a model without slashes at its end: a directory is the same without."""
+    return text.rstrip("/") or text
+
+
 def identity_mismatch(request: object, loaded: str) -> str:
     """Return the message for a request that names another model; empty if it names none.
 
@@ -231,7 +236,7 @@ def identity_mismatch(request: object, loaded: str) -> str:
         loaded: The name of the loaded model; empty matches everything.
     """
     wanted = getattr(request, IDENTITY_FIELD, "")
-    if not wanted or not loaded or wanted == loaded:
+    if not wanted or not loaded or model_name(wanted) == model_name(loaded):
         return ""
     return f"model identity mismatch: ModelIdentity is {wanted!r}, and {loaded!r} is loaded"
 

@@ -43,6 +43,7 @@ from backend.model.checkpoint.hub import HubModel, resolve
 from backend.output.collect import CollectedCall, Completion
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.message_fields import offer
+from common.rpc import model_name
 
 CONDITIONS = ("sunny", "rainy", "cloudy", "windy", "foggy")
 MILDEST, SPREAD = 8, 20
@@ -448,7 +449,7 @@ def command(  # noqa: PLR0913 - a parameter per option
     chosen = click.get_current_context().get_parameter_source("address") is not _UNCHOSEN
     if name and model and name != model:
         raise click.UsageError(f"two models, {name} and {model} of --model: name one")
-    wanted = Wanted(address, token, name or model, is_chosen=chosen)
+    wanted = Wanted(address, token, model_name(name or model), is_chosen=chosen)
     settings = ChatSettings(
         system=system,
         thinking=thinking,

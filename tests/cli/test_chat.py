@@ -192,6 +192,11 @@ def test_a_named_model_is_loaded_first(run_chat, scripted, tmp_path):
     assert [load.ModelFile for load in scripted.loads] == [str(tmp_path)]
 
 
+def test_a_model_has_the_same_name_with_a_slash_at_its_end(run_chat, scripted):
+    assert run_chat(options=["org/tiny/"]).exit_code == 0
+    assert [load.Model for load in scripted.loads] == ["org/tiny"]
+
+
 def test_two_models_are_one_too_many(run_chat, scripted):
     result = run_chat(options=["demo", "--model", "org/name"])
     assert result.exit_code == 2

@@ -88,6 +88,11 @@ async def test_anything_else_is_unauthenticated(ask, metadata):
     assert "bearer token" in caught.value.details()
 
 
+async def test_a_slash_at_the_end_of_a_directory_makes_no_other_model():
+    async with served(ModelIdentityInterceptor(lambda: "models/mine")) as channel:
+        await ask_one(channel, "models/mine/")
+
+
 @pytest.mark.parametrize("ask", [ask_one, ask_many])
 async def test_a_request_for_another_model_is_refused(ask):
     async with served(ModelIdentityInterceptor(lambda: "mine")) as channel:

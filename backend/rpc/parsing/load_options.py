@@ -42,6 +42,7 @@ from backend.rpc.parsing.checks import (
 )
 from common.log import shortened
 from common.options import OptionField, OptionValue, described, option_fields, split_entry
+from common.rpc import model_name
 
 OPTION_FIELDS = option_fields(TuningOptions)
 _PARSER = "tool_parser"
@@ -329,8 +330,8 @@ def model_options(
     tuning = tuning_options(request.Options, request.EngineArgs, defaults)
     tuning = _with_draft_model(_with_cache_types(tuning, request), request)
     return ModelOptions(
-        model=request.Model or request.ModelFile,
-        model_file=request.ModelFile,
+        model=model_name(request.Model or request.ModelFile),
+        model_file=model_name(request.ModelFile),
         models_dir=Path(request.ModelPath) if request.ModelPath else None,
         tokenizer=request.Tokenizer,
         trust_remote_code=request.TrustRemoteCode,

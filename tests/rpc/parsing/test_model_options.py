@@ -71,6 +71,12 @@ def test_the_context_size_that_hosts_always_send_does_not_cap():
     assert read(ContextSize=512).max_model_len is None
 
 
+def test_a_directory_is_the_same_with_a_slash_at_its_end():
+    assert read(Model="dir/model/", ModelFile="/models/dir/model/") == read(
+        Model="dir/model", ModelFile="/models/dir/model"
+    )
+
+
 def test_a_file_alone_is_its_own_name():
     assert read(Model="", ModelFile="dir/model").model == "dir/model"
 
