@@ -82,17 +82,11 @@ def read_toolbox(console: Console, path: Path) -> Toolbox:
         ValueError: It is not a JSON array of tools with names.
     """
     try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from None
-    if not isinstance(tools, list):
-        raise ValueError(f"{path}: not a JSON array of tools")
-    schemas = json.dumps(tools, ensure_ascii=False)
-    try:
+        schemas = path.read_text(encoding="utf-8")
         offered = offer(schemas)
-    except BackendError as error:
+    except (BackendError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
-    if tools and not offered.tools:
+    if not offered.tools:
         raise ValueError(f"{path}: none of its tools is a function with a name")
     return Toolbox(
         schemas,

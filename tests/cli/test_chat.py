@@ -76,7 +76,7 @@ def test_tools_of_a_file_are_offered_until_they_are_taken_back(
     assert [request.Tools for request in scripted.requests] == [json.dumps([WEATHER_TOOL]), ""]
 
 
-@pytest.mark.parametrize("text", ["{}", "nonsense", "[1]", '[{"type": "function"}]'])
+@pytest.mark.parametrize("text", ["{}", "nonsense", "[1]", "[" * 9999, '[{"type": "function"}]'])
 def test_a_file_without_tools_is_told_and_changes_nothing(
     run_chat, scripted, script, tmp_path, text
 ):
