@@ -6,8 +6,15 @@ set -eu
 # First, because a host that dies before Python runs would no longer be known.
 export MLX_BACKEND_PARENT=$PPID
 
-# Hosts close standard input, and a pipe would take its number.
+# Hosts close standard input and output, and a pipe or a socket would take their numbers.
 exec </dev/null
+(: >&1) 2>/dev/null || exec >/dev/null
+(: >&2) || exec 2>/dev/null
+
+# A full disk, or a reader that is gone, is no reason to end.
+say() {
+    (trap '' PIPE && echo "run.sh: $1" >&2) || :
+}
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 packages=$root
@@ -46,10 +53,10 @@ find_openblas() {
 preload_openblas() {
     library=$(find_openblas)
     if [ -z "$library" ]; then
-        echo "run.sh: no OpenBLAS found, MLX uses its slow reference BLAS (install libopenblas0)" >&2
+        say "no OpenBLAS found, MLX uses its slow reference BLAS (install libopenblas0)"
         return
     fi
-    echo "run.sh: preloading $library in place of MLX's reference BLAS" >&2
+    say "preloading $library in place of MLX's reference BLAS"
     LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
     # Here it computes nothing; the engine process sets its own number. Idle threads sleep at once.
     OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}

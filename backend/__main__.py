@@ -28,6 +28,7 @@ from common.process import (
     exit_with_parent,
     for_children,
     in_own_thread,
+    keep_standard_descriptors,
     parse_interval,
     withhold_secrets,
 )
@@ -77,6 +78,7 @@ class SettingError(Exception):
 
 def main() -> int:
     """Serve, and return the exit code; the last line of a failed start gives the reason."""
+    keep_standard_descriptors()
     if HEAPS_VARIABLE not in os.environ:
         share_heaps()
     try:

@@ -86,6 +86,19 @@ def for_children(environment: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
+_STANDARD_ERROR = 2
+
+
+def keep_standard_descriptors() -> None:
+    """Open the null device for standard input, output and errors, where they are closed.
+
+    A socket would take the number, and get what libraries print.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)  # noqa: FBT003 (its own form)
+    os.close(descriptor)
+
+
 EXIT_DEADLINE_S = 14.0
 """A host waits 15 s between SIGTERM and SIGKILL: unfinished work is cut off then."""
 

@@ -6,6 +6,7 @@ It is the counterpart of `run.sh` for an installed wheel.
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,8 +53,11 @@ def server_environment(environment: Mapping[str, str], library: Path | None) -> 
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"serve: {text}\n")
-    sys.stderr.flush()
+    """Write a line, if anything takes it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"serve: {text}\n")
+            sys.stderr.flush()
 
 
 if __name__ == "__main__":

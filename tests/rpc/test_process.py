@@ -287,6 +287,35 @@ def test_the_process_that_was_started_is_the_server(start):
     assert backend.process.wait(EXIT_TIMEOUT_S) == 0
 
 
+SERVE = (sys.executable, "-P", "-m", "backend.cli.serve")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("command", [(RUN_SH,), SERVE], ids=["run.sh", "serve"])
+@pytest.mark.parametrize("output", ["2>/dev/full", ">&- 2>&-"])
+def test_output_that_nothing_takes_does_not_keep_it_from_serving(start, output, command):
+    shell = ("/bin/sh", "-c", f'exec "$@" {output}', "sh")
+    found = {"PYTHONPATH": str(ROOT)}
+    backend = start("--addr=127.0.0.1:{port}", command=(*shell, *command), **found)
+    assert backend.health() == b"OK"
+    places = [Path(f"/proc/{backend.process.pid}/fd/{number}").readlink() for number in range(3)]
+    # Nothing else has taken the numbers.
+    assert all(place.is_relative_to("/dev") or place.exists() for place in places)
+    assert backend.stop() == 0
+
+
+def test_a_reader_of_its_log_that_is_gone_does_not_keep_it_from_serving():
+    reader, writer = os.pipe()
+    os.close(reader)
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen([RUN_SH, f"--addr={address}"], stderr=writer)
+    os.close(writer)
+    with process, grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(START_TIMEOUT_S)
+        process.terminate()
+    assert process.returncode == 0
+
+
 def test_python_itself_starts_without_standard_input(start):
     backend = start(
         "--addr=127.0.0.1:{port}", command=(sys.executable, "-m", "backend"), directory=ROOT
