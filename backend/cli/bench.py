@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
+from backend.cli.client import BackendClient, CallError, address_option, asked, token_option
 from backend.cli.render import facts_table, printable
 from backend.cli.status import inspect
 from backend.pb import backend_pb2 as pb
@@ -225,21 +225,17 @@ def command(address: str, token: str, *, as_json: bool, **load: int) -> None:
     The client measures; the backend is busy meanwhile.
     """
     console = Console()
-    try:
-        with console.status("measuring"):
-            model, figures = asyncio.run(_measured(address, token, Load(**load)))
-    except CallError as error:
-        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
+    with console.status("measuring"):
+        model, figures = asked(address, token, lambda client: _measured(client, Load(**load)))
     if as_json:
         click.echo(json.dumps({"model": model, **load, "measured": figures.plain()}))
     else:
         console.print(_table(model, Load(**load), figures))
 
 
-async def _measured(address: str, token: str, load: Load) -> tuple[str, Figures]:
-    async with BackendClient(address, token) as client:
-        report = (await inspect(client)).report
-        return report.model.name, Figures.of(await measure(client, load))
+async def _measured(client: BackendClient, load: Load) -> tuple[str, Figures]:
+    report = (await inspect(client)).report
+    return report.model.name, Figures.of(await measure(client, load))
 
 
 def _counted(number: int, noun: str) -> str:

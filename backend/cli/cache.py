@@ -1,6 +1,5 @@
 """The prompt cache of a running backend on the terminal: its numbers and its tree."""
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
+from backend.cli.client import address_option, asked, token_option
 from backend.cli.render import LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.cli.status import disk_cache_facts, plain, prompt_cache_facts, share
 from backend.config import LISTED_PREFIXES, MAX_LISTED_PREFIXES
@@ -180,10 +179,7 @@ def command(*, address: str, token: str, as_json: bool, **wanted: Any) -> None: 
     Also the tokens that were computed again.
     """
     request = pb.InspectPromptCacheRequest(**wanted)
-    try:
-        reply = asyncio.run(_asked(address, token, request))
-    except CallError as error:
-        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
+    reply = asked(address, token, lambda client: client.prompt_cache(request))
     if as_json:
         click.echo(json.dumps(plain(reply)))
     else:
@@ -195,10 +191,3 @@ def _show(reply: pb.InspectPromptCacheReply, *, has_words: bool) -> None:
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
     console.print(report(reply, has_words=has_words))
-
-
-async def _asked(
-    address: str, token: str, request: pb.InspectPromptCacheRequest
-) -> pb.InspectPromptCacheReply:
-    async with BackendClient(address, token) as client:
-        return await client.prompt_cache(request)

@@ -6,6 +6,7 @@ cancellation, whereas a KeyboardInterrupt inside gRPC's synchronous client can l
 A call that fails raises `CallError`.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -15,6 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from backend.cli.render import printable
 from backend.config import MESSAGE_LIMIT_BYTES, ServerConfig
 from backend.core.step import ContentDelta, Delta, Increment, ReasoningDelta, ToolCallDelta, Usage
 from backend.pb import backend_pb2 as pb
@@ -25,6 +27,7 @@ from common.rpc import fits_header
 DEFAULT_ADDRESS = ServerConfig().address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Found = TypeVar("Found")
 
 
 class AddressType(click.ParamType[str]):
@@ -115,6 +118,23 @@ def explained(error: CallError, way_out: str = "") -> str:
     if way_out and error.code is grpc.StatusCode.UNAVAILABLE:
         explanation = f"{explanation}, or {way_out}"
     return f"{explanation} ({error})" if explanation else str(error)
+
+
+def asked(address: str, token: str, work: Callable[["BackendClient"], Awaitable[Found]]) -> Found:
+    """Return what some work with a client finds out, on an event loop of its own.
+
+    Raises:
+        click.ClickException: A call failed.
+    """
+
+    async def found() -> Found:
+        async with BackendClient(address, token) as client:
+            return await work(client)
+
+    try:
+        return asyncio.run(found())
+    except CallError as error:
+        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
 
 
 class BackendClient:

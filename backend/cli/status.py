@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from backend.cli.app import FiniteRange
-from backend.cli.client import BackendClient, CallError, address_option, explained, token_option
+from backend.cli.client import BackendClient, CallError, address_option, asked, token_option
 from backend.cli.render import ERROR_STYLE, LABEL_STYLE, QUIET_STYLE, facts_table, printable
 from backend.core.metric_table import METRICS, totals
 from backend.pb import backend_pb2 as pb
@@ -406,15 +406,5 @@ def command(*, address: str, token: str, watch: bool | None, **shown: Any) -> No
     console = Console()
     watches = console.is_terminal if watch is None else watch
     settings = StatusSettings(watches=watches, **shown)
-    try:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(_show_status(console, address, token, settings))
-    except CallError as error:
-        raise click.ClickException(printable(f"{address}: {explained(error)}")) from None
-
-
-async def _show_status(
-    console: Console, address: str, token: str, settings: StatusSettings
-) -> None:
-    async with BackendClient(address, token) as client:
-        await show_status(console, client, settings)
+    with suppress(KeyboardInterrupt):
+        asked(address, token, lambda client: show_status(console, client, settings))
