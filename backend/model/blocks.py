@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx import nn
 
 from backend.errors import UnsupportedModelError
-from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.upstream import Network, derived
 from backend.model.device import DEVICE
 from backend.model.heads import (
     HeadWeights,
@@ -134,7 +134,7 @@ def _over_kept(kind: type) -> type:
     ) -> mx.array:
         return kept.attend(self, hidden, rope)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return derived(kind, __call__=call)
 
 
 class BlockNetwork(StateReader):

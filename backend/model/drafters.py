@@ -10,7 +10,7 @@ from mlx import nn
 
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.projections import Projections, projecting
-from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.upstream import Network, derived
 from backend.model.heads import (
     HeadWeights,
     MtpNetwork,
@@ -256,7 +256,7 @@ def _with_kept_keys(kind: type) -> type:
         output: mx.array = kind.__call__(self, x, q_resid, padding, flags, pools, offset)
         return output
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return derived(kind, __call__=call)
 
 
 class _Pools:

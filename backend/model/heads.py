@@ -31,7 +31,7 @@ from backend.model.checkpoint.extras import (
     mtp_layout,
 )
 from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
-from backend.model.checkpoint.upstream import Network, is_installed
+from backend.model.checkpoint.upstream import Network, derived, is_installed
 from backend.model.checkpoint.weights import cast_weights, rules_out_float32
 from backend.model.device import DEVICE, Device
 
@@ -209,7 +209,7 @@ def _tapped(kind: type, latest: dict[int, mx.array], place: int) -> type:
         latest[place] = returned[0] if isinstance(returned, tuple) else returned
         return returned
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return derived(kind, __call__=call)
 
 
 def read_head_config(directory: Path) -> dict[str, Any]:

@@ -25,9 +25,8 @@ def llama_copy(tiny_models: Callable[[str], Path], tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def chat_template() -> Callable[[str], ChatTemplate]:
     """Templates in the style of several model families, by file name."""
+    from jinja_here import jinja_here
     from transformers import PreTrainedTokenizerFast
-
-    from backend.model.text.hf_renderer import make_jinja_renderer
 
     @functools.cache
     def loaded(name: str) -> ChatTemplate:
@@ -38,7 +37,7 @@ def chat_template() -> Callable[[str], ChatTemplate]:
             eos_token="</s>",  # noqa: S106 (no password)
             chat_template=text,
         )
-        return ChatTemplate(make_jinja_renderer(tokenizer), text)
+        return jinja_here(tokenizer)
 
     return loaded
 

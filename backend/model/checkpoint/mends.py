@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 
 from backend.model.checkpoint.projections import keep_by_row
-from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.upstream import Network, derived
 
 # Upstream's own values.
 Untyped: TypeAlias = Any
@@ -48,7 +48,7 @@ def _masked_by_row(kind: type) -> type:
             mask = mask[:, :, None]
         return kind.__call__(self, x, mask, cache)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _compute_gelu_exactly(network: Network) -> None:
@@ -70,7 +70,7 @@ def _scale_embeddings(model: Network) -> None:
 
 
 def _scaled(kind: type, factor: float) -> type:
-    return _derived(kind, lambda self, token_ids: kind.__call__(self, token_ids) * factor)
+    return derived(kind, __call__=lambda self, token_ids: kind.__call__(self, token_ids) * factor)
 
 
 def _given_embeddings(kind: type) -> type:
@@ -86,7 +86,7 @@ def _given_embeddings(kind: type) -> type:
             inputs_embeds = self.embed_tokens(inputs)
         return kind.__call__(self, inputs, inputs_embeds, **others)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _place_features(model: Network) -> None:
@@ -107,7 +107,7 @@ def _fed_in_parts(kind: type) -> type:
             others[_FEATURES] = mx.pad(features, [(0, 0), before, (0, 0)])
         return kind.__call__(self, inputs, cache=cache, **others)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _count_rows(model: Network) -> None:
@@ -126,7 +126,7 @@ def _placed_by_row(kind: type) -> type:
             hidden = layer(hidden, mask, cache=own)
         return self.ln_f(hidden)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _turn_rows(model: Network) -> None:
@@ -142,7 +142,7 @@ def _turning_rows(kind: type) -> type:
             return _turned(x, offset, self._inv_freq, mx.float32)
         return kind.__call__(self, x, offset)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _turn_attended_rows(model: Network) -> None:
@@ -166,7 +166,7 @@ def _reading_rows(kind: type) -> type:
         head = self.model.embed_tokens.as_linear if is_tied else self.lm_head
         return outputs(logits=head(hidden))
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _attending_rows(kind: type) -> type:
@@ -191,7 +191,7 @@ def _attending_rows(kind: type) -> type:
         )
         return self.o_proj(attended.swapaxes(1, 2).flatten(2))
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 _ATTENTION = "self_attn"
@@ -233,7 +233,7 @@ def _one_row_at_a_time(kind: type, arguments: RowArguments) -> type:
         ]
         return mx.concatenate(rows)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _in_its_chunk(cache: Untyped, _named: Mapping[str, Untyped], _place: int) -> dict[str, Untyped]:
@@ -278,8 +278,7 @@ def _decoding_with(kind: type) -> type:
     def decode(self: Untyped, inputs: mx.array, **named: Untyped) -> Untyped:
         return forward(self, inputs, **named)
 
-    members = {"_batch_invariant_decode": decode, "__module__": kind.__module__}
-    return type(kind.__name__, (kind,), members)
+    return derived(kind, _batch_invariant_decode=decode)
 
 
 def _selecting(kind: type) -> type:
@@ -288,7 +287,7 @@ def _selecting(kind: type) -> type:
     ) -> Untyped:
         return kind.__call__(self, x, _unless_selecting(self, cache, mask), cache, **others)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _selecting_in_batches(kind: Untyped) -> type:
@@ -298,7 +297,7 @@ def _selecting_in_batches(kind: Untyped) -> type:
         mask = _unless_selecting(attention, cache, mask)
         return kind._qsa_attention(self, attention, x, cache, ids, mask)  # noqa: SLF001
 
-    return type(kind.__name__, (kind,), {"_qsa_attention": attend})
+    return derived(kind, _qsa_attention=attend)
 
 
 def _unless_selecting(attention: Untyped, cache: Untyped, mask: Untyped) -> Untyped:
@@ -334,7 +333,7 @@ def _placed_by_state(kind: type) -> type:
             hidden = layer(hidden, cache=own)
         return self.norm(hidden)
 
-    return _derived(kind, call)
+    return derived(kind, __call__=call)
 
 
 def _end_states(network: Network) -> None:
@@ -367,7 +366,7 @@ def _ending_states(kind: type) -> type:
             cache[1] = state
         return output.reshape(*rows, -1)
 
-    return type(kind.__name__, (kind,), {"_ssm": ssm, "__module__": kind.__module__})
+    return derived(kind, _ssm=ssm)
 
 
 def _has_rows(cache: Untyped) -> bool:
@@ -395,10 +394,6 @@ def _turned(x: mx.array, offset: mx.array, frequencies: mx.array, exact: mx.Dtyp
     turned = mx.concatenate([first, second], axis=-1) * cosines
     turned += mx.concatenate([-second, first], axis=-1) * sines
     return turned.astype(x.dtype)
-
-
-def _derived(kind: type, call: Callable[..., Untyped]) -> type:
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 _MENDS: Mapping[str, Callable[[Network], None]] = {

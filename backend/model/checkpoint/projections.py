@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from mlx_lm.models.cache import KVCache
 
-from backend.model.checkpoint.upstream import Network
+from backend.model.checkpoint.upstream import Network, derived
 
 # Upstream's own values.
 Untyped: TypeAlias = Any
@@ -67,7 +67,7 @@ def projecting(kind: Untyped) -> type:
             _complete(self, latent[:, :, : -q.shape[2]], projected)
         return kind._attend(self, q, latent, new_latent, topk, keys, projected, *others)  # noqa: SLF001
 
-    return type(kind.__name__, (kind,), {"_attend": attend, "__module__": kind.__module__})
+    return derived(kind, _attend=attend)
 
 
 def _complete(attention: Network, latents: Untyped, projected: Projections) -> None:
@@ -88,4 +88,4 @@ def _keeping(kind: Untyped) -> type:
                 own.caches = (*own.caches[:-1], Projections())
         return caches
 
-    return type(kind.__name__, (kind,), {"make_cache": make_cache, "__module__": kind.__module__})
+    return derived(kind, make_cache=make_cache)

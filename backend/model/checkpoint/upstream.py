@@ -54,6 +54,11 @@ def import_mlx_lm() -> ModuleType:
         resource.setrlimit = set_limit
 
 
+def derived(kind: type, **members: Callable[..., Any]) -> type:
+    """Return a subclass of one of upstream's, with other methods: for objects that exist."""
+    return type(kind.__name__, (kind,), members | {"__module__": kind.__module__})
+
+
 def _keep_limit(kind: int, limits: tuple[int, int], /) -> None:
     """Replace `resource.setrlimit`; does nothing."""
 

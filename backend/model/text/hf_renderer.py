@@ -1,4 +1,4 @@
-"""Renderers from transformers and mlx-lm: Jinja, or a model's own Python code."""
+"""Renderers that are Python code: a template of mlx-lm's, or a tokenizer's own method."""
 
 import ctypes
 import functools
@@ -13,7 +13,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from backend.config import MAX_RENDER_S
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
-from backend.model.text import jinja_renderer
 from backend.model.text.conversation import Turn
 from backend.model.text.jinja_renderer import FAILURES, JinjaSource, failed
 from backend.model.text.renderer import Options, Renderer, RenderTimeoutError, Schema
@@ -95,31 +94,16 @@ TIME_LIMIT = TimeLimit(MAX_RENDER_S)
 
 
 def make_renderer(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> Renderer | None:
-    """Return the renderer of a checkpoint, or `None` if it has no template.
+    """Return the renderer of a checkpoint whose template is Python code, or `None`.
 
     Args:
         defaults: `TOKENIZER_DEFAULTS` of the model's module in mlx-lm.
     """
     if function := _mlx_lm_template(tokenizer, defaults):
-        return _reporting(functools.partial(_call_function, function), TIME_LIMIT)
+        return _reporting(functools.partial(_call_function, function))
     if type(tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
-        return _reporting(functools.partial(_call_method, tokenizer), TIME_LIMIT)
-    return make_jinja_renderer(tokenizer) if tokenizer.chat_template else None
-
-
-def is_jinja(tokenizer: HfTokenizer, defaults: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint has a template that is Jinja, not Python code."""
-    method = type(tokenizer).apply_chat_template
-    return (
-        bool(tokenizer.chat_template)
-        and method is PreTrainedTokenizerBase.apply_chat_template
-        and _mlx_lm_template(tokenizer, defaults) is None
-    )
-
-
-def make_jinja_renderer(tokenizer: HfTokenizer, time_limit: TimeLimit = TIME_LIMIT) -> Renderer:
-    """Return the renderer of a tokenizer's Jinja source, ignoring Python templates."""
-    return _reporting(jinja_renderer.make_jinja_renderer(jinja_source(tokenizer)), time_limit)
+        return _reporting(functools.partial(_call_method, tokenizer))
+    return None
 
 
 def jinja_source(tokenizer: HfTokenizer) -> JinjaSource:
@@ -180,14 +164,14 @@ def _call_method(
     return str(rendered)
 
 
-def _reporting(renderer: Renderer, time_limit: TimeLimit) -> Renderer:
+def _reporting(renderer: Renderer) -> Renderer:
     """Convert errors of template code to `RenderError`, and limit its time."""
 
     def reporting(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
         try:
-            return time_limit.run(lambda: renderer(turns, schemas, options))
+            return TIME_LIMIT.run(lambda: renderer(turns, schemas, options))
         except TimeLimitError:
-            problem = f"the chat template takes longer than {time_limit.seconds:g} s"
+            problem = f"the chat template takes longer than {TIME_LIMIT.seconds:g} s"
             raise RenderTimeoutError(problem) from None
         except FAILURES as error:
             raise failed(error) from error

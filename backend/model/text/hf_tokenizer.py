@@ -18,7 +18,7 @@ from backend.model.checkpoint.config_file import read_json
 from backend.model.checkpoint.failures import one_line
 from backend.model.checkpoint.gate import template_source, tokenizer_directory, tokenizer_named
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
-from backend.model.text.hf_renderer import is_jinja, jinja_source, make_renderer, template_text
+from backend.model.text.hf_renderer import jinja_source, make_renderer, template_text
 from backend.model.text.isolated.template_pool import PROCESSES, IsolatedTemplate
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer, vocabulary_of
@@ -80,14 +80,13 @@ def chat_template(
     """Return the template of a tokenizer, or that of the options."""
     override, writes_tools = options.tuning.text.chat_template, options.tuning.text.write_tools
     if override is None:
-        if is_jinja(hf_tokenizer, defaults):
-            return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
         # Code from mlx-lm, or from a checkpoint that the load trusts to run here.
         renderer = make_renderer(hf_tokenizer, defaults)
-        writes_tools = writes_tools and renderer is not None
-        return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
-    source = template_source(override, options.models_dir)
-    hf_tokenizer.chat_template = source
+        if renderer is not None or not hf_tokenizer.chat_template:
+            writes_tools = writes_tools and renderer is not None
+            return ChatTemplate(renderer, template_text(hf_tokenizer), writes_tools=writes_tools)
+    else:
+        hf_tokenizer.chat_template = template_source(override, options.models_dir)
     return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
 

@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja_here import jinja_here
 from published_tokenizers import KINDS, TEXTS, TURN_END, TURN_START, write
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
@@ -20,7 +21,6 @@ from backend.config import ModelOptions
 from backend.core.prompt import MediaKind, Message, Placement, Tool, ToolCall
 from backend.errors import InvalidRequestError
 from backend.model.text.guard import GUARD, NO_GUARD, Guard, Marks, unguarded
-from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.hf_tokenizer import read_tokenizer
 from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer
@@ -209,7 +209,7 @@ def real(name: str) -> tuple[ChatTemplate, Tokenizer, Guard]:
         tokenizer_object=fast, bos_token=BOS, eos_token=EOS, chat_template=text
     )
     marks = Marks(found)
-    template = ChatTemplate(make_jinja_renderer(hf_tokenizer), text)
+    template = jinja_here(hf_tokenizer)
     return template, Tokenizer(hf_tokenizer), Guard(marks, marks)
 
 

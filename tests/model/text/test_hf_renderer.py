@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+from jinja_here import jinja_here
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
@@ -37,7 +38,8 @@ def tokenizer(
 
 
 def template_of(tokenizer: PreTrainedTokenizerFast) -> ChatTemplate:
-    return ChatTemplate(make_renderer(tokenizer, {}), template_text(tokenizer))
+    renderer = make_renderer(tokenizer, {})
+    return ChatTemplate(renderer, template_text(tokenizer)) if renderer else jinja_here(tokenizer)
 
 
 def test_a_tokenizer_without_a_template_has_no_renderer():

@@ -11,6 +11,7 @@ from itertools import cycle, takewhile
 import pytest
 from grammar_driver import tool_grammar
 from hypothesis import given, settings
+from jinja_here import jinja_here
 from message_shapes import CONVERSATIONS, SHAPES, said
 from msgspec.structs import replace
 from odd_tools import NAME, ODD_TOOLS, PURPOSE, WELL_FORMED, with_property
@@ -26,7 +27,6 @@ from backend.core.step import ToolCallDelta
 from backend.formats.dialects import text_of
 from backend.formats.format import FormatEvidence
 from backend.model.text.conversation import CallStyle, to_turns
-from backend.model.text.hf_renderer import make_jinja_renderer
 from backend.model.text.renderer import render_with_tools
 from backend.model.text.template import (
     ChatTemplate,
@@ -154,7 +154,7 @@ def template(name):
         eos_token="</s>",  # noqa: S106 (no password)
         chat_template=text,
     )
-    return ChatTemplate(make_jinja_renderer(tokenizer), text)
+    return jinja_here(tokenizer)
 
 
 def template_with_tools(name):

@@ -234,15 +234,14 @@ def test_a_model_without_a_template_says_so():
 
 
 def jinja(source: str) -> ChatTemplate:
+    from jinja_here import jinja_here
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
-
-    from backend.model.text.hf_renderer import make_jinja_renderer
 
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.BPE()), chat_template=source
     )
-    return ChatTemplate(make_jinja_renderer(tokenizer), source)
+    return jinja_here(tokenizer)
 
 
 CITIES = ("Oslo", "Rome")
