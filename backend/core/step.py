@@ -1,7 +1,7 @@
 """What a request yields: steps of the engine, and the deltas that are made of them."""
 
 from enum import Enum
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -160,14 +160,6 @@ class Steps(Struct, array_like=True):
     finish_reason: FinishReason | None = None
     drafted: int = 0
     accepted: int = 0
-
-    @classmethod
-    def of(cls, *events: EngineEvent) -> Self:
-        """Return events together."""
-        steps = cls()
-        for event in events:
-            steps.add(event)
-        return steps
 
     def add(self, event: EngineEvent) -> None:
         """Add the next event."""

@@ -25,11 +25,13 @@ from backend.cache.kv import MAX_NODE_TOKENS, Part, RowKV
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.cpu.install import install
+from backend.engine.findings import Page
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
 from backend.engine.rows.row import Row
-from backend.engine.trials.batch_check import batch_plan
+from backend.engine.trials.batch_check import BatchTrial, planning
+from backend.engine.trials.trial_steps import at_once
 from backend.model.device import DEVICE
 from common import openblas
 from common.process import usable_cores
@@ -117,9 +119,9 @@ class Ours:
         self._network = network
         self._rows = rows
         vocabulary = network.args.vocab_size
-        self._factory = CacheFactory(
-            network, plan=batch_plan(network, CacheFactory(network), range(vocabulary))
-        )
+        trial = BatchTrial(network, CacheFactory(network), range(vocabulary))
+        plan = at_once(planning(trial, Page(), drafts=False))
+        self._factory = CacheFactory(network, plan=plan)
         self._vocabulary = vocabulary
 
     def measure(self, mix: Mix) -> tuple[float, int]:

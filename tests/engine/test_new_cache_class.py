@@ -5,6 +5,7 @@ import pytest
 from drafting import FREE, assert_same, requests_of
 from engine_driver import Driver, make_request, prompt_of
 from mlx_lm.models.cache import KVCache
+from whole_trial import batch_plan, measure
 
 from backend.cache.layers import CACHE_CLASSES, CacheClass, Form, Growth, PositionLayer
 from backend.config import TuningOptions
@@ -12,8 +13,6 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.plan import Batching
-from backend.engine.trials.batch_check import batch_plan
-from backend.engine.trials.pass_costs import measure
 from backend.model.checkpoint.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx

@@ -1,4 +1,5 @@
 import pytest
+from engine_events import steps_of
 from golden import ChunkDetokenizer, named_calls, named_format, play, stream
 
 from backend.core.step import (
@@ -7,7 +8,6 @@ from backend.core.step import (
     FinishReason,
     ReasoningDelta,
     StepLogprobs,
-    Steps,
     TokenLogprob,
     TokenStep,
     ToolCallDelta,
@@ -32,8 +32,8 @@ def step(token_id, reason=None):
 
 def test_the_stop_token_has_no_text_and_is_not_counted():
     cursor = make_cursor(["Hi", "<|im_end|>"], wants_logprobs=True)
-    assert cursor.advance(Steps.of(step(0))) == ((ContentDelta("Hi"),), None)
-    deltas, finish = cursor.advance(Steps.of(step(1, FinishReason.STOP)))
+    assert cursor.advance(steps_of(step(0))) == ((ContentDelta("Hi"),), None)
+    deltas, finish = cursor.advance(steps_of(step(1, FinishReason.STOP)))
     assert deltas == ()
     assert finish.reason is FinishReason.STOP
     assert cursor.completion_tokens == len(finish.logprobs) == 1
@@ -41,7 +41,7 @@ def test_the_stop_token_has_no_text_and_is_not_counted():
 
 def test_the_token_at_the_limit_has_text_and_is_counted():
     cursor = make_cursor(["Hi", " you"])
-    deltas, finish = cursor.advance(Steps.of(step(0), step(1, FinishReason.LENGTH)))
+    deltas, finish = cursor.advance(steps_of(step(0), step(1, FinishReason.LENGTH)))
     assert deltas == (ContentDelta("Hi you"),)
     assert finish.reason is FinishReason.LENGTH
     assert cursor.completion_tokens == 2
@@ -57,9 +57,9 @@ def test_a_limit_inside_the_opener_of_another_call_is_the_reason(end, reason):
 
 def test_the_token_that_completes_a_stop_string_is_not_counted():
     cursor = make_cursor(["a S", "TO", "P b", "c"], stop_strings=("STOP",), wants_logprobs=True)
-    assert cursor.advance(Steps.of(step(0))) == ((ContentDelta("a "),), None)
-    assert cursor.advance(Steps.of(step(1))) == ((), None)
-    deltas, finish = cursor.advance(Steps.of(step(2), step(3)))
+    assert cursor.advance(steps_of(step(0))) == ((ContentDelta("a "),), None)
+    assert cursor.advance(steps_of(step(1))) == ((), None)
+    deltas, finish = cursor.advance(steps_of(step(2), step(3)))
     assert deltas == ()
     assert finish.reason is FinishReason.STOP
     assert cursor.completion_tokens == len(finish.logprobs) == 2
@@ -67,14 +67,14 @@ def test_the_token_that_completes_a_stop_string_is_not_counted():
 
 def test_a_stop_string_in_the_last_token_before_the_limit_is_a_stop():
     cursor = make_cursor(["END"], stop_strings=("END",))
-    assert cursor.advance(Steps.of(step(0, FinishReason.LENGTH)))[1].reason is FinishReason.STOP
+    assert cursor.advance(steps_of(step(0, FinishReason.LENGTH)))[1].reason is FinishReason.STOP
     assert cursor.completion_tokens == 0
 
 
 def test_nothing_comes_after_the_finish():
     cursor = make_cursor(["a", "b"])
-    assert cursor.advance(Steps.of(step(0, FinishReason.LENGTH)))[1] is not None
-    assert cursor.advance(Steps.of(step(1))) == ((), None)
+    assert cursor.advance(steps_of(step(0, FinishReason.LENGTH)))[1] is not None
+    assert cursor.advance(steps_of(step(1))) == ((), None)
     assert cursor.completion_tokens == 1
 
 
@@ -82,7 +82,7 @@ def test_every_counted_token_has_its_own_logprob_however_text_comes():
     chunks = ["<th", "ink>", "", "hm</think>a<", "b", "end"]
     cursor = make_cursor(chunks, wants_logprobs=True)
     *_, (_, finish) = [
-        cursor.advance(Steps.of(step(token_id, FinishReason.STOP if token_id == 5 else None)))
+        cursor.advance(steps_of(step(token_id, FinishReason.STOP if token_id == 5 else None)))
         for token_id in range(6)
     ]
     assert [token.token_id for token in finish.logprobs] == [0, 1, 2, 3, 4]
@@ -93,7 +93,7 @@ def test_every_counted_token_has_its_own_logprob_however_text_comes():
 
 
 def test_logprobs_are_left_out_when_nobody_asked():
-    assert make_cursor(["a"]).advance(Steps.of(step(0, FinishReason.LENGTH)))[1].logprobs == ()
+    assert make_cursor(["a"]).advance(steps_of(step(0, FinishReason.LENGTH)))[1].logprobs == ()
 
 
 def test_several_steps_at_once_give_joined_deltas():
@@ -101,7 +101,7 @@ def test_several_steps_at_once_give_joined_deltas():
     cursor = make_cursor(chunks)
     last = len(chunks) - 1
     deltas, finish = cursor.advance(
-        Steps.of(*(step(i) for i in range(last)), step(last, FinishReason.STOP))
+        steps_of(*(step(i) for i in range(last)), step(last, FinishReason.STOP))
     )
     *texts, call = deltas
     assert texts == [ReasoningDelta("hm"), ContentDelta("Hi")]
@@ -155,8 +155,8 @@ def test_a_stop_string_across_multibyte_tokens():
     spec = make_spec(stop_strings=("🛑!",))
     detokenizer = ByteDetokenizer(pieces, trims_leading_space=False)
     cursor = ReplyCursor(spec, detokenizer, pieces.__getitem__)
-    assert cursor.advance(Steps.of(step(0), step(1))) == ((ContentDelta("a"),), None)
-    deltas, finish = cursor.advance(Steps.of(step(2), step(3)))
+    assert cursor.advance(steps_of(step(0), step(1))) == ((ContentDelta("a"),), None)
+    deltas, finish = cursor.advance(steps_of(step(2), step(3)))
     assert (deltas, finish.reason) == ((), FinishReason.STOP)
 
 
@@ -164,7 +164,7 @@ def test_special_tokens_never_show_but_markers_do():
     pieces = [b"", b"<tool_call>", b'{"name": "f"}', b"</tool_call>", b"Hi"]
     detokenizer = ByteDetokenizer(pieces, trims_leading_space=False)
     cursor = ReplyCursor(make_spec(), detokenizer, pieces.__getitem__)
-    deltas, _ = cursor.advance(Steps.of(*(step(token_id) for token_id in (0, 4, 0, 1, 2, 3, 0))))
+    deltas, _ = cursor.advance(steps_of(*(step(token_id) for token_id in (0, 4, 0, 1, 2, 3, 0))))
     assert deltas[0] == ContentDelta("Hi")
     assert isinstance(deltas[1], ToolCallDelta)
     assert len(deltas) == 2

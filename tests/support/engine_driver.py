@@ -41,7 +41,7 @@ _PLANS: dict[tuple[int, int | None], tuple[Any, Any]] = {}
 
 def _plan_of(network: Any, fresh_caches: Any) -> Any:
     """Look once at a network with its caches, at the inner one of those that are made to fail."""
-    from backend.engine.trials.batch_check import batch_plan
+    from whole_trial import batch_plan
 
     while hasattr(network, "network"):
         network = network.network
@@ -147,6 +147,8 @@ class Driver:
         pass_bytes: float = math.inf,
         **tuning: Any,
     ) -> None:
+        from whole_trial import measure
+
         from backend.cache.kv import Packing, Size
         from backend.engine.assembly import prompt_cache_arrays
         from backend.engine.loop import EngineLoop
@@ -155,7 +157,6 @@ class Driver:
         from backend.engine.plan import Batching, BatchPlan
         from backend.engine.prefix_store import DiskSettings, make_prefix_store
         from backend.engine.rows.admission import KvProfile, Reservations
-        from backend.engine.trials.pass_costs import measure
 
         model = model_of(network, vocab, batches=batches)
         self.desk = Desk(is_shared=is_replicated)
@@ -288,8 +289,9 @@ def prompt_of(length: int, salt: int = 0) -> list[int]:
 
 def room_for(network: Any, tokens: int, *, rows: int = 1) -> int:
     """Return the bytes of so many rows that hold so many tokens each."""
+    from whole_trial import measure
+
     from backend.engine.passes.caches import make_cache_factory
-    from backend.engine.trials.pass_costs import measure
 
     profile = measure(network, make_cache_factory(network, TuningOptions()))
     return rows * profile.row_bytes(tokens)

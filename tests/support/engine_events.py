@@ -7,6 +7,14 @@ from backend.engine.messages.protocol import Told
 from backend.errors import BackendError
 
 
+def steps_of(*events: EngineEvent) -> Steps:
+    """Return events together."""
+    steps = Steps()
+    for event in events:
+        steps.add(event)
+    return steps
+
+
 def events_of(steps: Steps) -> Iterator[EngineEvent]:
     """Yield the events of a request."""
     if steps.prefill is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
+from engine_events import steps_of
 
 from backend.config import ModelOptions, ServerConfig
 from backend.core.engine_status import (
@@ -239,7 +240,7 @@ class ScriptedEngine:
 
     async def _play(self) -> AsyncIterator[Steps]:
         for event in self._events:
-            yield Steps.of(event)
+            yield steps_of(event)
         if self._ending is not None:
             raise self._ending
         if self._hangs:

@@ -1,4 +1,4 @@
-"""A trial of batches, computed at once."""
+"""Trials of a model, computed at once."""
 
 from typing import Any
 
@@ -23,3 +23,23 @@ class WholeTrial:
     @property
     def keeps_positions(self) -> bool:
         return self._trial.keeps_positions
+
+
+def batch_plan(*given: Any, drafts: bool = False, **options: Any) -> Any:
+    """Return the result of `planning`; the other arguments are those of `BatchTrial`."""
+    from backend.engine.findings import Page
+    from backend.engine.trials.batch_check import BatchTrial, planning
+    from backend.engine.trials.trial_steps import at_once
+
+    return at_once(planning(BatchTrial(*given, **options), Page(), drafts=drafts))
+
+
+def measure(network: Any, fresh_caches: Any) -> Any:
+    """Return the memory of one sequence's caches, from a pass of two tokens that is computed."""
+    import mlx.core as mx
+
+    from backend.engine.trials.pass_costs import profile_of
+
+    caches = fresh_caches()
+    mx.eval(network(mx.array([(0, 1)]), cache=caches), [cache.state for cache in caches])
+    return profile_of(caches)

@@ -80,12 +80,6 @@ class Trust:
     pays: bool = True
     _tries_at: int = 0
 
-    def expected(self, count: int) -> float:
-        """Return the expected number of right tokens out of `count`."""
-        if self.chance >= 1.0:
-            return float(count)
-        return self.chance * (1.0 - self.chance**count) / (1.0 - self.chance)
-
     def learn(self, offered: int, accepted: int, position: int) -> None:
         """Learn from a draft at a position: the tokens that the row has drawn so far."""
         for n in range(min(accepted + 1, offered)):

@@ -26,7 +26,6 @@ from backend.engine.trials.pass_costs import measured_overhead, measured_pass_se
 from backend.engine.trials.trial_steps import (
     SHORT_PROMPTS,
     Pieces,
-    at_once,
     computed,
     cut,
     difference,
@@ -136,20 +135,6 @@ _OVERHEADS = (float("inf"), 0.0)
 
 Planning: TypeAlias = Generator[BatchPlan | None, None, BatchPlan]
 """Trials in pieces: yields `None` after a pass, or a plan as soon as it may be used."""
-
-
-def batch_plan(
-    network: Network,
-    fresh_caches: CacheFactory,
-    token_ids: Sequence[int],
-    lengths: Sequence[int] = SHORT_PROMPTS,
-    *,
-    ranks: Ranks = ALONE,
-    drafts: bool = False,
-) -> BatchPlan:
-    """Return the result of `planning` at once; the other arguments are those of `BatchTrial`."""
-    trial = BatchTrial(network, fresh_caches, token_ids, lengths, ranks=ranks)
-    return at_once(planning(trial, Page(), drafts=drafts))
 
 
 def planning(

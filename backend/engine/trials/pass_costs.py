@@ -58,21 +58,15 @@ def _probed(probe: Callable[[int], mx.array], width: int) -> None:
 _PROBE = (0, 1)
 
 
-def measure(network: Network, fresh_caches: FreshCaches) -> KvProfile:
-    """Return the memory of one sequence's caches; computes two tokens."""
-    caches = fresh_caches()
-    mx.eval(network(mx.array([_PROBE]), cache=caches), [cache.state for cache in caches])
-    return _profile(caches)
-
-
 def foresee(network: Network, fresh_caches: FreshCaches) -> KvProfile:
-    """Return the result of `measure` from shapes alone, without reading weights."""
+    """Return the memory of one sequence's caches from shapes alone, without reading weights."""
     caches = fresh_caches()
     network(mx.array([_PROBE]), cache=caches)
-    return _profile(caches)
+    return profile_of(caches)
 
 
-def _profile(caches: Caches) -> KvProfile:
+def profile_of(caches: Caches) -> KvProfile:
+    """Return the memory of one sequence's caches, which have taken some tokens."""
     growths = [growth_of(leaf) for leaf in cache_leaves(caches)]
     windows: Counter[int] = Counter()
     for growth in growths:

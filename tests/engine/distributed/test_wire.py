@@ -12,6 +12,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import numpy as np
 import pytest
+from engine_events import steps_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def test_orders_come_out_as_they_went_in(message):
 @pytest.mark.parametrize(
     "message",
     [
-        Told({"a": Steps.of(STEP), "b": Steps(PrefillDone(3, 1.5, HitKind.LONGER))}),
+        Told({"a": steps_of(STEP), "b": Steps(PrefillDone(3, 1.5, HitKind.LONGER))}),
         Told(failures={"a": Failure.of(GrammarError("bad"))}),
         Snapshot(STATUS),
         Answered(4, Scores(((-0.5, -1.0), (float("-inf"),)))),

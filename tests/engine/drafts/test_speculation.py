@@ -12,6 +12,7 @@ from drafting import (
     require_same_as_they_come_and_go,
 )
 from engine_driver import VOCAB, Driver, make_request, prompt_of, room_for
+from whole_trial import batch_plan
 from wrapped_network import CountingNetwork, WrappedNetwork
 
 from backend.config import SpeculationOptions, TuningOptions
@@ -23,7 +24,6 @@ from backend.engine.passes.caches import make_cache_factory
 from backend.engine.plan import Batching
 from backend.engine.rows.pacing import Counters
 from backend.engine.rows.row import Row
-from backend.engine.trials.batch_check import batch_plan
 from backend.model.checkpoint.upstream import import_mlx_lm
 
 pytestmark = pytest.mark.mlx

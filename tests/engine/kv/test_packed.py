@@ -2,12 +2,12 @@
 
 import mlx.core as mx
 import pytest
+from whole_trial import batch_plan
 from wrapped_network import WrappedNetwork
 
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.trial_steps import SHORT_PROMPTS
 
 pytestmark = pytest.mark.mlx

@@ -4,13 +4,12 @@ import mlx.core as mx
 import pytest
 from engine_driver import VOCAB, Driver, make_request, prompt_of
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
-from whole_trial import WholeTrial
+from whole_trial import WholeTrial, batch_plan
 
 from backend.config import TuningOptions
 from backend.engine.kv.layer import QuantizedKV
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import batch_plan
 
 pytestmark = pytest.mark.mlx
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from engine_driver import Driver, make_request, prompt_of
 from mlx_vlm.utils import load_model
-from whole_trial import WholeTrial
+from whole_trial import WholeTrial, batch_plan
 
 from backend.core.prompt import Prompt
 from backend.core.scoring import ScoreRequest
@@ -15,7 +15,6 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.agreement import Ranks
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.trial_steps import trial_lengths
 from backend.model.checkpoint.config_file import attention_spans
 from backend.model.checkpoint.mends import mend

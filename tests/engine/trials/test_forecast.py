@@ -6,6 +6,7 @@ from io import StringIO
 import mlx.core as mx
 import pytest
 from rich.console import Console
+from whole_trial import measure
 
 from backend.cli.fit import table, values
 from backend.config import MemoryOptions, ModelOptions, TuningOptions
@@ -13,7 +14,6 @@ from backend.engine.footprint import forecast
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.rows.row import MOST_TOKENS
 from backend.engine.trials.draft_model import load_draft
-from backend.engine.trials.pass_costs import measure
 from backend.model.loader import load
 from scripts.eagle_head import add_eagle
 from scripts.mtp_head import add_head

@@ -2,12 +2,12 @@
 
 import pytest
 from engine_driver import Driver, make_request, prompt_of
+from whole_trial import measure
 
 from backend.cache.kv import ALLOCATION_STEP_TOKENS
 from backend.config import TuningOptions
 from backend.engine.passes.caches import make_cache_factory
 from backend.engine.rows.admission import KvProfile
-from backend.engine.trials.pass_costs import measure
 
 pytestmark = pytest.mark.mlx
 

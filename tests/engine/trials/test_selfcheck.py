@@ -6,12 +6,11 @@ import mlx.core as mx
 import pytest
 from engine_driver import VOCAB
 from mlx_vlm.utils import load_model
-from whole_trial import WholeTrial
+from whole_trial import WholeTrial, batch_plan
 
 from backend.engine.passes.agreement import OtherRankError, Ranks
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import batch_plan
 from backend.engine.trials.trial_steps import (
     difference,
     require_sense,

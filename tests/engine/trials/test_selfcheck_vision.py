@@ -3,11 +3,10 @@
 import mlx_vlm
 import pytest
 from engine_driver import VOCAB
-from whole_trial import WholeTrial
+from whole_trial import WholeTrial, batch_plan
 
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching, BatchPlan
-from backend.engine.trials.batch_check import batch_plan
 from backend.model.vision.vision_network import VisionNetwork
 
 pytestmark = [

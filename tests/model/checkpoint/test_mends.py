@@ -5,10 +5,10 @@ import importlib
 import mlx.core as mx
 import pytest
 from mlx_vlm.utils import load_model
+from whole_trial import batch_plan
 
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Batching
-from backend.engine.trials.batch_check import batch_plan
 from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.vision.vision_network import VisionNetwork
