@@ -9,9 +9,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from backend.cache.eviction import Forecast, LearnedForecast, SegmentNode, Thinning, path_nodes
 from backend.cache.kv import LooseNode, Piece, Refill, Segment, Size, evaluate
@@ -172,44 +172,30 @@ class EvictedPrefixes:
         )
 
 
-@dataclass(slots=True)
-class _Span:
-    number: int
-    requests: int = 0
-    looked_up_tokens: int = 0
-    hit_tokens: int = 0
-
-
 class ReuseHistory:
     """Counts lookups by spans of five minutes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._spans: deque[_Span] = deque(maxlen=MAX_SPANS)
+        # By the number of spans before it.
+        self._spans: deque[tuple[int, ReuseSpan]] = deque(maxlen=MAX_SPANS)
 
     def record(self, tokens: int, hit_tokens: int) -> None:
         """Count a prompt and what of it was restored."""
         number = int(self._clock() // SPAN_S)
-        if not self._spans or self._spans[-1].number != number:
-            self._spans.append(_Span(number))
-        span = self._spans[-1]
-        span.requests += 1
-        span.looked_up_tokens += tokens
-        span.hit_tokens += hit_tokens
+        known = self._spans and self._spans[-1][0] == number
+        _, span = self._spans.pop() if known else (number, ReuseSpan())
+        counts = (span.requests + 1, span.looked_up_tokens + tokens, span.hit_tokens + hit_tokens)
+        self._spans.append((number, ReuseSpan(0.0, *counts)))
 
     def spans(self) -> tuple[ReuseSpan, ...]:
         """Return those of the last five hours, the oldest first."""
         now = self._clock()
         oldest = now // SPAN_S - MAX_SPANS
         return tuple(
-            ReuseSpan(
-                age_s=now - span.number * SPAN_S,
-                requests=span.requests,
-                looked_up_tokens=span.looked_up_tokens,
-                hit_tokens=span.hit_tokens,
-            )
-            for span in self._spans
-            if span.number > oldest
+            replace(span, age_s=now - number * SPAN_S)
+            for number, span in self._spans
+            if number > oldest
         )
 
 
@@ -234,22 +220,16 @@ def list_prefixes(
             is_in_use=node in in_use,
             is_on_disk=has_disk and node not in nodes.unsaved,
             head=tuple(node.label[: request.head_tokens]),
-            **_own_facts(node),
+            start=node.start,
+            tokens=len(node.label),
+            bytes=node.value.size.nbytes,
+            place=Place.SYSTEM if node.is_pin else node.place,
+            hits=node.hits,
+            is_pinned=node.is_pinned,
+            has_state=node.value.snapshot is not None,
         )
         for node, number in numbers.items()
     )
-
-
-def _own_facts(node: SegmentNode) -> dict[str, Any]:
-    return {
-        "start": node.start,
-        "tokens": len(node.label),
-        "bytes": node.value.size.nbytes,
-        "place": Place.SYSTEM if node.is_pin else node.place,
-        "hits": node.hits,
-        "is_pinned": node.is_pinned,
-        "has_state": node.value.snapshot is not None,
-    }
 
 
 def _numbers(nodes: NodeStore, worths: Worths, most: int) -> dict[SegmentNode, int]:

@@ -70,14 +70,14 @@ class RecomputedPrefix:
     words: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReuseSpan:
     """Lookups within a few minutes."""
 
-    age_s: float
-    requests: int
-    looked_up_tokens: int
-    hit_tokens: int
+    age_s: float = 0.0
+    requests: int = 0
+    looked_up_tokens: int = 0
+    hit_tokens: int = 0
 
 
 class PromptCacheListing(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
