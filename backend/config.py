@@ -121,6 +121,7 @@ LOAD_ROOM_WAIT_S, MEMORY_WAIT_S = 3.0, 30.0
 # Recent outputs of towers, and of processors.
 MEDIA_MEMO_BYTES = 256 * 2**20
 PREPARED_MEDIA_BYTES = 64 * 2**20
+MEDIA_BYTES = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES
 # Threads that prepare requests: small ones, large ones, and those with media.
 LIGHT_THREADS, HEAVY_THREADS, MEDIA_THREADS = 4, 2, 2
 DECODING_THREADS = 1  # protobuf holds the GIL

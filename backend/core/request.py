@@ -3,6 +3,7 @@
 Both hold the same `GenerationParams`.
 """
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -17,6 +18,11 @@ ResultT = TypeVar("ResultT")
 
 # Below it, scaled logits leave the range of float32.
 MIN_TEMPERATURE = 1e-5
+
+
+def new_id() -> str:
+    """Return an id that no other request or job has."""
+    return uuid.uuid4().hex[:12]
 
 
 class Remembered(Enum):

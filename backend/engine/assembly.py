@@ -11,8 +11,7 @@ from mlx.utils import tree_flatten
 
 from backend.cache.kv import Packing, Size
 from backend.config import (
-    MEDIA_MEMO_BYTES,
-    PREPARED_MEDIA_BYTES,
+    MEDIA_BYTES,
     PROMPT_CACHE_ARRAY_SHARE,
     PROMPT_CACHE_MEMORY_SHARE,
     ModelOptions,
@@ -40,7 +39,13 @@ from backend.engine.trials.draft_model import LoadedDraft, load_draft, wants_dra
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.model_key import model_key
 from backend.engine.trials.pass_costs import foresee
-from backend.engine.trials.trial_steps import at_once, require_numbers, require_sense, trial_lengths
+from backend.engine.trials.trial_steps import (
+    PROBE_TOKENS,
+    at_once,
+    require_numbers,
+    require_sense,
+    trial_lengths,
+)
 from backend.errors import UnsupportedModelError
 from backend.model.checkpoint.gate import fingerprint
 from backend.model.checkpoint.upstream import is_known_to_mlx_lm
@@ -54,7 +59,6 @@ from backend.model.vision.vision_network import VisionNetwork
 from common.machine_memory import in_words
 
 _EXAMPLE_TOKENS = 4096
-_PROBE_TOKENS = 8
 # A longer prompt takes seconds to compute.
 _LONGEST_TRIED_SPAN = 2048
 _SAMPLE_TEXT = """\
@@ -102,7 +106,7 @@ def assemble_any_loop(
     DEVICE.choose_threads(options.threads)
     page = notebook.page(model_key(options, model))
     if not page.findings.is_sound:
-        require_numbers(Encoder(model.network).look(_sample(model)[:_PROBE_TOKENS]))
+        require_numbers(Encoder(model.network).look(_sample(model)[:PROBE_TOKENS]))
         page.add(is_sound=True)
         page.hand_over()
     return EncoderLoop(model, port)
@@ -131,7 +135,7 @@ def assemble_loop(
     fresh_caches = make_cache_factory(model.network, tuning, ranks, before.group_sizes)
     page.add(group_sizes=fresh_caches.group_sizes)
     if not before.is_sound:
-        require_sense(model.network, fresh_caches, sample[:_PROBE_TOKENS])
+        require_sense(model.network, fresh_caches, sample[:PROBE_TOKENS])
         page.add(is_sound=True)
     if isinstance(model.network, VisionNetwork):
         model = _with_checked_media(model, model.network, fresh_caches, sample, page)
@@ -231,7 +235,7 @@ def _kv_budget_bytes(
 ) -> tuple[int, int]:
     """Return the memory for KV caches after the weights, and what is kept free for a pass."""
     weights = model.card.weights_bytes + (draft.model.card.weights_bytes if draft else 0)
-    media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
+    media = MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()
     budget = kv_budget_bytes(options, weights, working_set, media_bytes=media)
     return budget, pass_bytes(options, weights + media, working_set, budget)

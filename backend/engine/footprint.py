@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from backend.config import MEDIA_MEMO_BYTES, PREPARED_MEDIA_BYTES, ModelOptions, TuningOptions
+from backend.config import MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.passes.caches import foreseen_cache_factory
 from backend.engine.plan import MODEL_ERRORS, Network
@@ -136,7 +136,7 @@ def forecast(
         return _of_encoder(options, directory)
     model = look(options, directory)
     draft, draft_profile = foresee_draft(options, model) or (None, None)
-    media_bytes = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if model.media else 0
+    media_bytes = MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()
     weights_bytes = model.card.weights_bytes + (draft.weights_bytes if draft else 0)
     profiles: dict[KvProfile, KvForecast] = {}

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import uuid
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Callable, Mapping
 from math import isfinite
@@ -15,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backend.config import JOB_STOP_TIMEOUT_S, MAX_ENDED_JOBS, MAX_JOBS
+from backend.core.request import new_id
 from backend.errors import InvalidRequestError, OverloadedError, ShuttingDownError
 from common.log import shortened
 
@@ -308,7 +308,7 @@ class JobBoard:
             OverloadedError: The limit of running jobs is reached.
             ShuttingDownError: The process is shutting down.
         """
-        job_id = job_id or uuid.uuid4().hex[:12]
+        job_id = job_id or new_id()
         self._require_room(job, job_id)
         ended = [key for key, process in self._jobs.items() if process.progress.is_final]
         for key in ended[:-MAX_ENDED_JOBS]:

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import string
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import ClassVar, TypeAlias
 
 from backend.config import MAX_TOKEN_IDS
 from backend.core.prompt import JsonValue, Prompt
+from backend.core.request import new_id
 from backend.core.scoring import (
     DecideRequest,
     Decision,
@@ -377,7 +377,7 @@ def _scores(
 ) -> ScoreRequest:
     require_fit("prompt", [*prompt, *max(rest, key=len)], question.model)
     return ScoreRequest(
-        request_id=uuid.uuid4().hex[:12],
+        request_id=new_id(),
         prompt=Prompt(
             tuple(prompt),
             boundaries=(boundary,) if 0 < boundary < len(prompt) else (),

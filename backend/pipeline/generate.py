@@ -30,8 +30,6 @@ from backend.pipeline.served_model import (
 )
 from common.rpc import present_peer
 
-BYTES_PER_ID = 8
-
 log = logging.getLogger(__name__)
 
 
@@ -116,7 +114,7 @@ async def detokenize(token_ids: Sequence[int], model: ServedModel) -> str:
         require_ids("tokens", token_ids, model)
         return model.tokenizer.decode(token_ids)
 
-    return await worker_pool.run(decode, size_bytes=BYTES_PER_ID * len(token_ids))
+    return await worker_pool.run(decode, size_bytes=worker_pool.BYTES_PER_ID * len(token_ids))
 
 
 def _request(

@@ -3,7 +3,6 @@
 import logging
 import math
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +11,7 @@ from itertools import pairwise
 from backend.config import MAX_TOKEN_IDS
 from backend.core.model import ModelKind
 from backend.core.prompt import Prompt
-from backend.core.request import Remembered
+from backend.core.request import Remembered, new_id
 from backend.core.scoring import (
     Embedding,
     EmbeddingCall,
@@ -45,8 +44,6 @@ from backend.pipeline.served_model import (
 )
 from common.rpc import require_caller
 
-BYTES_PER_ID = 8
-
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +60,7 @@ async def embed(call: EmbeddingCall, model: ServedModel, engine: ServedEngine) -
         raise UnsupportedError(f"Embedding: {profile.obstacle}")
     token_ids = await worker_pool.run(
         partial(_token_ids, call, model, truncates=options.truncate),
-        size_bytes=len(call.text) + BYTES_PER_ID * len(call.token_ids),
+        size_bytes=len(call.text) + worker_pool.BYTES_PER_ID * len(call.token_ids),
     )
     pooling = Pooling(options.pooling) if options.pooling else profile.pooling
     request = EmbeddingRequest(
@@ -181,7 +178,7 @@ def _plan(call: ScoreCall, tokenised: Sequence[list[int]], model: ServedModel) -
         problem = "is empty" if not prompt else "shares no token with prompt and candidate"
         raise InvalidRequestError("prompt", problem)
     request = ScoreRequest(
-        request_id=uuid.uuid4().hex[:12],
+        request_id=new_id(),
         prompt=Prompt(
             tuple(prompt[:shared]),
             boundaries=_boundaries(call, prompt[:shared], model),
@@ -370,7 +367,7 @@ def _request(
     scope: str,
 ) -> ScoreRequest:
     return ScoreRequest(
-        request_id=uuid.uuid4().hex[:12],
+        request_id=new_id(),
         prompt=Prompt(tuple(token_ids), scope=scope),
         continuations=answers,
         remembered=remembered,

@@ -2,7 +2,6 @@
 
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -11,7 +10,13 @@ from pathlib import Path
 
 from backend.config import MAX_PASSAGE_TOKENS
 from backend.core.prompt import MediaKind, Medium, Message
-from backend.core.request import GenerationCall, GenerationParams, Remembered, SamplingParams
+from backend.core.request import (
+    GenerationCall,
+    GenerationParams,
+    Remembered,
+    SamplingParams,
+    new_id,
+)
 from backend.core.step import ContentDelta
 from backend.errors import UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
@@ -128,7 +133,7 @@ async def _words(
 def _request(call: TranscriptionCall, payload: str) -> GenerationCall:
     return GenerationCall(
         params=GenerationParams(
-            request_id=uuid.uuid4().hex[:12],
+            request_id=new_id(),
             sampling=SamplingParams(temperature=call.temperature),
             max_tokens=MAX_PASSAGE_TOKENS,
             remembered=Remembered.NOTHING,

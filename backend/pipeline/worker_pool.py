@@ -30,6 +30,9 @@ from backend.config import (
 from backend.errors import OverloadedError
 from common.rpc import enter_work, present_peer
 
+# Of work on token ids, as callers count its size.
+BYTES_PER_ID = 8
+
 
 @dataclass(eq=False, slots=True)
 class Quota:

@@ -14,8 +14,7 @@ import msgspec
 
 from backend.config import (
     LOAD_ROOM_WAIT_S,
-    MEDIA_MEMO_BYTES,
-    PREPARED_MEDIA_BYTES,
+    MEDIA_BYTES,
     UNTOLD_MEMORY_SHARE,
 )
 from backend.core.engine_status import EngineState, EngineStatus
@@ -98,7 +97,7 @@ class MachineShare:
         if self._ledger is None:
             return
         parts = status.memory_bytes
-        media = MEDIA_MEMO_BYTES + PREPARED_MEDIA_BYTES if has_media else 0
+        media = MEDIA_BYTES if has_media else 0
         weights = parts["weights"] + parts.get("draft_weights", 0)
         self._ledger.begin(weights + media, parts.get("kv_budget", 0), post)
         self._ledger.start()

@@ -20,7 +20,7 @@ from backend.engine.rows.row import MOST_TOKENS
 from backend.engine.trials.batch_check import BatchTrial, planning
 from backend.engine.trials.model_key import files_digest, model_key
 from backend.engine.trials.pass_costs import foresee, measured_probe_seconds
-from backend.engine.trials.trial_steps import at_once, require_sense
+from backend.engine.trials.trial_steps import PROBE_TOKENS, at_once, require_sense
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import asks_for_several, draft_options
 from backend.model.checkpoint.extras import no_mtp_head
@@ -47,7 +47,6 @@ from backend.model.loaded import RunnableModel
 from backend.model.loader import load, look
 from backend.model.text.tokenizer import Tokenizer
 
-_PROBE_TOKENS = 8
 # The draft model must know at least this share of the model's tokens.
 _LEAST_SHARE = 0.9
 
@@ -121,7 +120,7 @@ def _examined(
     known = [token_id for token_id in sample if token_id < draft.card.vocab_size] or [0]
     fresh_caches = CacheFactory(draft.network)
     if not page.findings.is_sound:
-        require_sense(draft.network, fresh_caches, known[:_PROBE_TOKENS])
+        require_sense(draft.network, fresh_caches, known[:PROBE_TOKENS])
         page.add(is_sound=True)
     return look_at_draft(draft, known, page, batches=model.card.batches)
 

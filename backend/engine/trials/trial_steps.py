@@ -108,6 +108,8 @@ def _logprobs(logits: mx.array) -> mx.array:
 
 _CAUSES = "its weights are damaged, or config.json does not describe them"
 SHORT_PROMPTS = (4, 11)
+# Of a text that shows whether a model makes sense.
+PROBE_TOKENS = 8
 
 
 def require_sense(network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]) -> None:

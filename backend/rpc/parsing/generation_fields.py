@@ -8,7 +8,6 @@ it is a seed.
 import logging
 import math
 import secrets
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -30,6 +29,7 @@ from backend.core.request import (
     Priority,
     Remembered,
     SamplingParams,
+    new_id,
 )
 from backend.errors import InvalidRequestError
 from backend.pb import backend_pb2 as pb
@@ -221,7 +221,7 @@ def _prompt(request: pb.PredictOptions) -> str:
 
 def _request_id(correlation_id: str) -> str:
     """Return the caller's id, made unique: two requests with one id may run at once."""
-    unique = uuid.uuid4().hex[:12]
+    unique = new_id()
     if not correlation_id:
         return unique
     require_printable("CorrelationId", correlation_id, MAX_REQUEST_ID_CHARS)
