@@ -18,6 +18,21 @@ class ModelKind(Enum):
     EXTRACTOR = "entity extractor"
     DECIDER = "decision model"
 
+    @property
+    def nature(self) -> str:
+        """Its name with an article, and what it does: for errors."""
+        return _NATURES[self]
+
+
+_NATURES = {
+    ModelKind.DECODER: "a decoder: it generates",
+    ModelKind.ENCODER: "an encoder: it embeds",
+    ModelKind.CROSS_ENCODER: "a cross-encoder: it reranks",
+    ModelKind.TAGGER: "a token classifier: it finds entities",
+    ModelKind.EXTRACTOR: "an entity extractor: it finds the labels of a call",
+    ModelKind.DECIDER: "a decision model: it answers questions of Score",
+}
+
 
 class Reuse(Enum):
     """Where a stored prefix can be reused: recurrent layers cannot be rewound, windows forget."""

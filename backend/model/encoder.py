@@ -332,17 +332,9 @@ def _require_marks(family: _Family, tokenizer: Tokenizer) -> None:
         raise UnsupportedModelError(f"the tokenizer has no {' and no '.join(missing)}")
 
 
-_OBSTACLES = {
-    ModelKind.CROSS_ENCODER: "the model is a cross-encoder: it reranks",
-    ModelKind.TAGGER: "the model is a token classifier: it finds entities",
-    ModelKind.EXTRACTOR: "the model is an entity extractor: it finds labels",
-    ModelKind.DECIDER: "the model is a decision model: it answers questions",
-}
-
-
 def _profile(directory: Path, kind: ModelKind) -> EmbeddingProfile:
-    if obstacle := _OBSTACLES.get(kind):
-        return EmbeddingProfile(obstacle=obstacle)
+    if kind is not ModelKind.ENCODER:
+        return EmbeddingProfile(obstacle=f"the model is {kind.nature}")
     profile = encoder_profile(directory)
     if profile.obstacle:
         raise UnsupportedModelError(f"{directory} cannot be used: {profile.obstacle}")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, TypeAlias
 
 from backend.config import MAX_CHARS_PER_TOKEN, MAX_TOKEN_IDS, MAX_TRANSCRIPTIONS
 from backend.core.model import ModelKind
@@ -176,22 +176,8 @@ def tokenised_as(field: str) -> Iterator[None]:
 
 def require_decoder(call: str, model: ServedModel) -> None:
     """Refuse a call that needs a decoder; the error names the model's kind."""
-    match kind := model.card.kind:
-        case ModelKind.DECODER:
-            return
-        case ModelKind.ENCODER:
-            nature = "an encoder: it embeds"
-        case ModelKind.CROSS_ENCODER:
-            nature = "a cross-encoder: it reranks"
-        case ModelKind.TAGGER:
-            nature = "a token classifier: it finds entities"
-        case ModelKind.EXTRACTOR:
-            nature = "an entity extractor: it finds the labels of a call"
-        case ModelKind.DECIDER:
-            nature = "a decision model: it answers questions of Score"
-        case _:
-            assert_never(kind)
-    raise UnsupportedError(f"{call}: {model.card.name} is {nature}")
+    if (kind := model.card.kind) is not ModelKind.DECODER:
+        raise UnsupportedError(f"{call}: {model.card.name} is {kind.nature}")
 
 
 def require_generation(call: GenerationCall, model: ServedModel) -> None:
