@@ -619,6 +619,10 @@ def _is_block(types: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
     return lambda config: block_type(config) in types
 
 
+def _is_of(types: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda config: config.get("model_type") in types
+
+
 Build: TypeAlias = Callable[[Path, Network, HeadWeights], StateReader]
 
 
@@ -681,53 +685,22 @@ class HeadKind:
 
 _ASSISTANTS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 _MUSE = ("muse_glimmer_assistant",)
+_NEMOTRON = _build_of("drafters", "build_nemotron")
+_GLM5_NEXT = _build_of("drafters", "build_glm5_next")
+_ASSISTANT = _build_of("drafters", "build_assistant")
 
 KINDS = (
-    HeadKind(
-        name="MTP head",
-        is_alone=lambda config: config.get("model_type") == "qwen3_5_mtp",
-        build=build_mtp,
-        layout=QWEN,
-    ),
-    HeadKind(
-        name="MTP head",
-        is_alone=lambda config: config.get("model_type") in SPLIT_TYPES,
-        build=build_nextn,
-        layout=NEXTN,
-    ),
-    HeadKind(
-        name="MTP head",
-        is_alone=lambda config: config.get("model_type") == "nemotron_h_mtp",
-        build=_build_of("drafters", "build_nemotron"),
-        layout=NEMOTRON,
-    ),
-    HeadKind(
-        name="MTP head",
-        is_alone=lambda config: config.get("model_type") == "glm5_next_mtp",
-        build=_build_of("drafters", "build_glm5_next"),
-        layout=GLM5_NEXT,
-    ),
-    HeadKind(name="EAGLE-3 head", is_alone=is_eagle3, build=build_eagle),
-    HeadKind(
-        name="assistant",
-        is_alone=lambda config: config.get("model_type") in _ASSISTANTS,
-        build=_build_of("drafters", "build_assistant"),
-    ),
-    HeadKind(
-        name="DFlash drafter",
-        is_alone=_is_block(_DFLASH),
-        build=_BUILD_BLOCK,
-    ),
-    HeadKind(name="DFlash 2 drafter", is_alone=_is_block(("dflash2",)), build=_BUILD_BLOCK),
-    HeadKind(
-        name="DSpark drafter", is_alone=_is_block(("dspark", "gemma4_dspark")), build=_BUILD_BLOCK
-    ),
-    HeadKind(name="Muse assistant", is_alone=_is_block(_MUSE), build=_BUILD_BLOCK),
-    HeadKind(
-        name="unusable drafter",
-        is_alone=lambda config: _refusal(config) is not None,
-        build=_refuse,
-    ),
+    HeadKind("MTP head", _is_of({"qwen3_5_mtp"}), build_mtp, QWEN),
+    HeadKind("MTP head", _is_of(SPLIT_TYPES), build_nextn, NEXTN),
+    HeadKind("MTP head", _is_of({"nemotron_h_mtp"}), _NEMOTRON, NEMOTRON),
+    HeadKind("MTP head", _is_of({"glm5_next_mtp"}), _GLM5_NEXT, GLM5_NEXT),
+    HeadKind("EAGLE-3 head", is_eagle3, build_eagle),
+    HeadKind("assistant", _is_of(_ASSISTANTS), _ASSISTANT),
+    HeadKind("DFlash drafter", _is_block(_DFLASH), _BUILD_BLOCK),
+    HeadKind("DFlash 2 drafter", _is_block({"dflash2"}), _BUILD_BLOCK),
+    HeadKind("DSpark drafter", _is_block({"dspark", "gemma4_dspark"}), _BUILD_BLOCK),
+    HeadKind("Muse assistant", _is_block(_MUSE), _BUILD_BLOCK),
+    HeadKind("unusable drafter", lambda config: _refusal(config) is not None, _refuse),
 )
 
 
