@@ -143,12 +143,12 @@ class Encoder:
         # Not for every load: a module more.
         from backend.model.deciders import Asked
 
-        rows = [request.token_ids for request in requests]
+        ids, mask = self._inputs([request.token_ids for request in requests])
         bounds = [list(zip(*request.options, strict=True)) for request in requests]
         starts, ends = (padded([each[side] for each in bounds]) for side in (0, 1))
         return Asked(
-            ids=padded(rows, self._pad_id),
-            mask=padded([[1] * len(row) for row in rows]),
+            ids=ids,
+            mask=mask,
             options=mx.stack([starts, ends], axis=-1),
             is_option=padded([[1] * len(each.options) for each in requests]).astype(mx.bool_),
             questions=mx.array([request.question for request in requests]),
@@ -165,14 +165,16 @@ class Encoder:
 
     def _encoded(self, rows: Sequence[Sequence[int]]) -> mx.array:
         """Return the hidden states [B, T, D] of a network that has heads of its own."""
-        mask = padded([[1] * len(row) for row in rows])
-        states: mx.array = self._network.encode(padded(rows, self._pad_id), mask)
+        states: mx.array = self._network.encode(*self._inputs(rows))
         return states
 
     def _run(self, rows: Sequence[Sequence[int]], segments: mx.array | None) -> Output:
-        mask = padded([[1] * len(row) for row in rows])
-        ids = padded(rows, self._pad_id)
+        ids, mask = self._inputs(rows)
         return self._network(ids, attention_mask=mask, token_type_ids=segments)
+
+    def _inputs(self, rows: Sequence[Sequence[int]]) -> tuple[mx.array, mx.array]:
+        """Return texts [B, T], and 1 for each of their tokens."""
+        return padded(rows, self._pad_id), padded([[1] * len(row) for row in rows])
 
 
 MAX_PASS_TOKENS = 8192

@@ -422,16 +422,11 @@ def find_spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tup
     Raises:
         LostMediumError: The tokens of a medium are missing.
     """
-    spans: list[MediaSpan] = []
-    start = 0
-    for number, medium in enumerate(media):
-        start = _find(token_ids, medium.token_ids, start)
-        if start < 0:
-            raise LostMediumError(number)
-        stop = start + len(medium.token_ids)
-        spans.append(MediaSpan(start, stop, medium.digest, medium.inputs))
-        start = stop
-    return tuple(spans)
+    places = _places(token_ids, [medium.token_ids for medium in media])
+    return tuple(
+        MediaSpan(start, stop, medium.digest, medium.inputs)
+        for medium, (start, stop) in zip(media, places, strict=True)
+    )
 
 
 def with_own_tokens(upstream_ids: Sequence[int], media: Sequence[PreparedMedium]) -> list[int]:
@@ -440,14 +435,12 @@ def with_own_tokens(upstream_ids: Sequence[int], media: Sequence[PreparedMedium]
     Raises:
         LostMediumError: The tokens of a medium are missing.
     """
-    ids, shown, start = known_ids(upstream_ids), list[int](), 0
-    for number, medium in enumerate(media):
-        found = _find(ids, medium.upstream_ids, start)
-        if found < 0:
-            raise LostMediumError(number)
-        shown += [*ids[start:found], *medium.token_ids]
-        start = found + len(medium.upstream_ids)
-    return shown + ids[start:]
+    ids, shown, seen = known_ids(upstream_ids), list[int](), 0
+    places = _places(ids, [medium.upstream_ids for medium in media])
+    for medium, (start, stop) in zip(media, places, strict=True):
+        shown += [*ids[seen:start], *medium.token_ids]
+        seen = stop
+    return shown + ids[seen:]
 
 
 def as_processed(text: str, media: Sequence[PreparedMedium]) -> str:
@@ -456,6 +449,21 @@ def as_processed(text: str, media: Sequence[PreparedMedium]) -> str:
         return text
     text = joined(text, media[0].rules)
     return text if text.startswith(media[0].lead) else media[0].lead + text
+
+
+def _places(token_ids: Sequence[int], wanted: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """Yield where runs of tokens that follow one another begin and end.
+
+    Raises:
+        LostMediumError: One of them is missing.
+    """
+    stop = 0
+    for number, run in enumerate(wanted):
+        start = _find(token_ids, run, stop)
+        if start < 0:
+            raise LostMediumError(number)
+        stop = start + len(run)
+        yield start, stop
 
 
 def _find(token_ids: Sequence[int], wanted: Sequence[int], start: int) -> int:
