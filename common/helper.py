@@ -34,19 +34,23 @@ _END_S = 0.25
 log = logging.getLogger(__name__)
 
 
-class ProcessEndedError(Exception):
-    """The process has ended.
+class HelperError(Exception):
+    """A process has no answer to a job.
 
     Attributes:
         was_killed: Whether somebody else ended it, so that its job may not be the reason.
     """
 
-    def __init__(self, *, was_killed: bool) -> None:
+    def __init__(self, *, was_killed: bool = False) -> None:
         super().__init__()
         self.was_killed = was_killed
 
 
-class TooLateError(Exception):
+class ProcessEndedError(HelperError):
+    """The process has ended."""
+
+
+class TooLateError(HelperError):
     """The time limit was exceeded."""
 
 
@@ -326,7 +330,7 @@ class HelperPool(Generic[_ProcessT]):
         except AbandonedError:
             talk.finish(time.monotonic() + self._grace_s)
             raise
-        except (TooLateError, ProcessEndedError):
+        except HelperError:
             is_lost = True
             raise
         finally:

@@ -15,10 +15,9 @@ from backend.media.container import needed
 from backend.media.decode import Decoded, DecodedAudio, DecodedImage, DecodedVideo
 from backend.media.decoding_process import Head, Job, Pictures, Refusal, Sound
 from common.helper import (
+    HelperError,
     HelperPool,
     HelperProcess,
-    ProcessEndedError,
-    TooLateError,
     no_reader_required,
     start_python,
 )
@@ -66,9 +65,7 @@ class DecoderProcesses:
         job = Job(medium.kind, medium.field, medium.payload, sampling_rate)
         try:
             return self._pool.run(self._start, lambda process: _Decoding(process, job))
-        except TooLateError as error:
-            raise _too_much(medium.field) from error
-        except ProcessEndedError as error:
+        except HelperError as error:
             if error.was_killed:
                 raise HelperLostError(_KILLED) from error
             raise _too_much(medium.field) from error
@@ -108,7 +105,7 @@ class _Decoding:
                 self._next_head(no_reader_required)
             while self.owed:
                 self._next(no_reader_required)
-        except (TooLateError, ProcessEndedError):
+        except HelperError:
             return
 
     def _next_head(self, require_reader: Callable[[], None] = require_caller) -> Head:

@@ -15,9 +15,8 @@ from pathlib import Path
 from backend.errors import LoadError
 from backend.model.text.reading import MAX_DIRECT_CHARS
 from common.helper import (
+    HelperError,
     HelperProcess,
-    ProcessEndedError,
-    TooLateError,
     start_python,
 )
 
@@ -90,7 +89,7 @@ def _trials(path: Path) -> dict[str, int | None]:
         while answer := json.loads(process.receive(deadline)):
             pattern = answer.get("pattern", pattern)
             found[pattern] = answer.get("length", 0)
-    except (ProcessEndedError, TooLateError):
+    except HelperError:
         log.info("%s: the trial of a pattern took all of its time or memory", path)
     finally:
         process.kill()

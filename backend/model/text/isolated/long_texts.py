@@ -24,10 +24,9 @@ from backend.model.text.isolated.encoding import (
 )
 from backend.model.text.reading import NUMBER_TYPE, Reading, columns
 from common.helper import (
+    HelperError,
     HelperPool,
     HelperProcess,
-    ProcessEndedError,
-    TooLateError,
     kill_all,
     no_reader_required,
     start_python,
@@ -80,9 +79,7 @@ class LongTexts:
         data = pickle.dumps(job)
         try:
             answer = self._pool.run(self._new, lambda process: _Reading(process, data))
-        except TooLateError as error:
-            raise self._too_long() from error
-        except ProcessEndedError as error:
+        except HelperError as error:
             if error.was_killed:
                 raise HelperLostError(_KILLED) from error
             raise self._too_long() from error
@@ -148,7 +145,7 @@ class _Reading:
 
     def finish(self, deadline: float) -> None:
         """Wait for the answer that nobody wants any more, until a time."""
-        with suppress(TooLateError, ProcessEndedError):
+        with suppress(HelperError):
             self._process.receive(deadline, no_reader_required)
             self.owed = 0
 

@@ -34,9 +34,9 @@ from backend.model.text.renderer import Options
 from backend.model.text.template import BRANCHES_BUDGET_S, ChatTemplate
 from backend.model.text.tool_forms import with_written_tools
 from common.helper import (
+    HelperError,
     HelperPool,
     HelperProcess,
-    ProcessEndedError,
     TooLateError,
     no_reader_required,
     start_python,
@@ -155,7 +155,7 @@ class _Rendering:
             return answer, {}
         try:
             branches = self.process.answer(time.monotonic() + BRANCHES_BUDGET_S + 1.0)
-        except (TooLateError, ProcessEndedError):
+        except HelperError:
             log.info(
                 "the chat template is too slow to render the prompts that later requests may send"
             )
@@ -165,7 +165,7 @@ class _Rendering:
 
     def finish(self, deadline: float) -> None:
         """Wait for the answers that nobody wants any more, until a time."""
-        with suppress(TooLateError, ProcessEndedError):
+        with suppress(HelperError):
             while self.owed:
                 self._note(self.process.answer(deadline, no_reader_required))
 
@@ -225,7 +225,7 @@ class IsolatedTemplate(ChatTemplate):
         )
         try:
             answer, others = self._processes.run(job, self.seconds)
-        except (TooLateError, ProcessEndedError) as error:
+        except HelperError as error:
             raise self._error(error) from error
         if not isinstance(answer, str):
             raise InvalidRequestError(answer["field"], answer["problem"])
@@ -238,27 +238,27 @@ class IsolatedTemplate(ChatTemplate):
         Raises:
             HelperLostError: Processes were killed from outside, or none can start.
         """
-        error: TooLateError | ProcessEndedError | None = None
+        error: HelperError | None = None
         for _ in range(_EXAMINATIONS):
             try:
                 found, _ = self._processes.run(Job(self._source), self.seconds)
-            except (TooLateError, ProcessEndedError) as failure:
+            except HelperError as failure:
                 error = failure
             else:
                 return Abilities(**{**found, "form": Form.of_json(found["form"])})
-        if isinstance(error, ProcessEndedError) and error.was_killed:
+        if error is not None and error.was_killed:
             raise HelperLostError(_KILLED) from error
         if error is not None:
             log.warning("%s", self._problem(error))
         return Abilities()
 
-    def _error(self, error: Exception) -> BackendError:
+    def _error(self, error: HelperError) -> BackendError:
         """Return the error for the caller: a refusal, unless the template is not the reason."""
-        if isinstance(error, ProcessEndedError) and error.was_killed:
+        if error.was_killed:
             return HelperLostError(_KILLED)
         return InvalidRequestError("Messages", self._problem(error))
 
-    def _problem(self, error: Exception) -> str:
+    def _problem(self, error: HelperError) -> str:
         if isinstance(error, TooLateError):
             return f"the chat template takes longer than {self.seconds:g} s"
         return _ENDED
