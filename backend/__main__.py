@@ -81,11 +81,7 @@ def main() -> int:
     keep_standard_descriptors()
     if HEAPS_VARIABLE not in os.environ:
         share_heaps()
-    try:
-        logs.configure(logs.level_of(os.environ))
-    except ValueError as error:
-        logs.configure("info")
-        log.critical("%s", error)
+    if not logs.configure_as_named(os.environ):
         return 1
     # That of the missing PyTorch, which nothing here needs; child processes inherit it.
     os.environ.setdefault(ADVICE_VARIABLE, "1")

@@ -46,11 +46,7 @@ log = logging.getLogger("backend.rank")
 def main() -> int:
     """Run a rank, or supervise one; return the exit code."""
     arguments = parse(sys.argv[1:], os.environ)
-    try:
-        logs.configure(logs.level_of(os.environ))
-    except ValueError as error:
-        logs.configure("info")
-        log.critical("%s", error)
+    if not logs.configure_as_named(os.environ):
         return 1
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
@@ -59,7 +55,7 @@ def main() -> int:
         os.environ.update(device_environment(arguments.device, os.environ))
         be_rank(arguments)
     try:
-        return look_after(topology_of(arguments), arguments.rank)
+        return look_after(named_topology(arguments), arguments.rank)
     except BackendError as error:
         log.critical("%s", error)
         return 1
@@ -84,7 +80,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> argparse.
     return parser.parse_args(arguments)
 
 
-def topology_of(arguments: argparse.Namespace) -> Topology:
+def named_topology(arguments: argparse.Namespace) -> Topology:
     """Return the group of a worker started by an operator."""
     hosts: tuple[Host, ...] = ()
     if arguments.hosts:

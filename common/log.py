@@ -272,6 +272,17 @@ def level_of(environment: Mapping[str, str], default: str = "info") -> str:
     return level
 
 
+def configure_as_named(environment: Mapping[str, str]) -> bool:
+    """Configure by the environment; if it names no level, log that and return false."""
+    try:
+        configure(level_of(environment))
+    except ValueError as error:
+        configure("info")
+        logging.getLogger(__name__).critical("%s", error)
+        return False
+    return True
+
+
 def configure(level: str, descriptor: int | None = None) -> None:
     """Send all records and Python's warnings to one descriptor; replaces an earlier setup.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from backend.cache.kv import PlainSegment
 from backend.cache.node_files import (
@@ -40,6 +40,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _ROOM_ON_FULL_DISK = 2
 
 log = logging.getLogger(__name__)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,26 +208,23 @@ class NodeDirectory:
         )
 
     def _read(self, name: str) -> StoredNode | None:
+        found = self._read_once(name, read_node)
+        return None if found is None else StoredNode(found[0].key, found[0].start, found[1])
+
+    def _read_header(self, name: str) -> None:
+        if header := self._read_once(name, read_header):
+            self._headers[name] = header
+
+    def _read_once(self, name: str, read: Callable[[BinaryIO, str], Found]) -> Found | None:
         try:
             with self._folder.reading(name) as file:
-                header, segment = read_node(file, self._fingerprint)
+                return read(file, self._fingerprint)
         except DamagedFileError as error:
             self._quarantine(name, error)
         except OSError as error:
             log.info("prompt cache: %s cannot be read: %s", name, error)
             self._forget([name])
-        else:
-            return StoredNode(header.key, header.start, segment)
         return None
-
-    def _read_header(self, name: str) -> None:
-        try:
-            with self._folder.reading(name) as file:
-                self._headers[name] = read_header(file, self._fingerprint)
-        except DamagedFileError as error:
-            self._quarantine(name, error)
-        except OSError as error:
-            log.info("prompt cache: %s cannot be read: %s", name, error)
 
     def _quarantine(self, name: str, error: DamagedFileError) -> None:
         log.warning("prompt cache: %s is damaged and put aside: %s", name, error)

@@ -24,6 +24,7 @@ from backend.engine.messages.protocol import (
     PrepareMedium,
     SessionRequest,
 )
+from backend.engine.supervision.engine_process import REFUSALS
 from backend.engine.supervision.supervisor import Supervisor
 from backend.engine.supervision.text_part import TextPart, loaded_model, read_text_part
 from backend.errors import (
@@ -37,7 +38,6 @@ from backend.errors import (
     RequestCancelledError,
     ShuttingDownError,
     UnreadableTokenizerError,
-    UnsupportedError,
 )
 from backend.model.checkpoint.config_file import draft_options, read_config
 from backend.model.checkpoint.gate import named, require_loadable, require_possible
@@ -46,8 +46,6 @@ from backend.model.loaded import LoadedModel
 from common.process import in_own_thread
 
 _BETWEEN_LOADS_S = 0.02
-# After these the previous model is loaded again.
-_REFUSALS = (InvalidRequestError, LoadError, UnsupportedError)
 
 log = logging.getLogger(__name__)
 
@@ -368,7 +366,7 @@ class Engine(Generic[HandleT]):
                 raise
             await self._supervisor.end(RequestCancelledError("loading the model failed"))
             is_wanted = frees == self._frees and not (self._is_closing or self.has_waiting_loads)
-            if previous is not None and isinstance(error, _REFUSALS):
+            if previous is not None and isinstance(error, REFUSALS):
                 twin = copy(error)
                 twin.args = (f"{error}. {await self._come_back(previous)}",)
                 raise twin from error

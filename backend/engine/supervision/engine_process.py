@@ -30,7 +30,7 @@ _POLL_INTERVAL_S = 0.01
 _EXIT_TIMEOUT_S = 3.0
 _REAP_TIMEOUT_S = 5.0
 # Errors of a load that pass unchanged; others become a failure of the load.
-_REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
+REFUSALS = (LoadError, InvalidRequestError, UnsupportedError)
 
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ class EngineProcess(asyncio.Protocol):
         match self._reason:
             case GroupLostError() as error:
                 return GroupNotFormedError(f"while the model was loading: {error}")
-            case BackendError() as error if isinstance(error, _REFUSALS):
+            case BackendError() as error if isinstance(error, REFUSALS):
                 return error
             case reason:
                 why = reason or "its process has hung up"

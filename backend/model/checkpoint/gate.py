@@ -65,12 +65,16 @@ def is_peft(directory: Path) -> bool:
     return (directory / PEFT_WEIGHTS).is_file()
 
 
+def _named_directory(text: str, models_dir: Path | None) -> Path:
+    """Return the directory that a text names, or that of the file that it names."""
+    if (path := find_path(text, models_dir)) is None:
+        raise LoadError(f"{text} does not exist")
+    return path if path.is_dir() else path.parent
+
+
 def adapter_directory(adapter: Adapter, models_dir: Path | None) -> Path:
     """Return the directory of an adapter."""
-    path = find_path(adapter.path, models_dir)
-    if path is None:
-        raise LoadError(f"{adapter.path} does not exist")
-    directory = path if path.is_dir() else path.parent
+    directory = _named_directory(adapter.path, models_dir)
     names = (CONFIG, PEFT_WEIGHTS if is_peft(directory) else WEIGHTS)
     if missing := next((name for name in names if not (directory / name).is_file()), ""):
         problem = (
@@ -276,10 +280,7 @@ def tokenizer_directory(options: ModelOptions, directory: Path) -> Path:
     """Return the directory of the tokenizer."""
     if not options.tokenizer:
         return directory
-    path = find_path(options.tokenizer, options.models_dir)
-    if path is None:
-        raise LoadError(f"{options.tokenizer} does not exist")
-    return path if path.is_dir() else path.parent
+    return _named_directory(options.tokenizer, options.models_dir)
 
 
 def require_sound(directory: Path) -> None:

@@ -14,7 +14,7 @@ from two_hosts import ADDRESSES, two_hosts
 from waiting import until
 
 from backend.errors import BackendError
-from backend.rank import device_environment, parse, topology_of
+from backend.rank import device_environment, named_topology, parse
 
 pytestmark = pytest.mark.mlx
 
@@ -71,7 +71,7 @@ def test_the_command_line_wins_over_the_environment(tmp_path):
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([["10.0.0.1:7000"], ["10.0.0.2:7000"]]))
     launched = arguments(MLX_RANK="1", MLX_HOSTFILE=str(hostfile))
-    assert (launched.rank, topology_of(launched).size) == (1, 2)
+    assert (launched.rank, named_topology(launched).size) == (1, 2)
     assert arguments("--rank", "0", MLX_RANK="1").rank == 0
 
 
@@ -86,7 +86,7 @@ def test_the_command_line_wins_over_the_environment(tmp_path):
 )
 def test_a_worker_that_does_not_know_its_place_says_so(given, problem):
     with pytest.raises(BackendError, match=problem):
-        topology_of(arguments(*given))
+        named_topology(arguments(*given))
 
 
 def test_ranks_of_one_machine_take_its_devices_in_turn():

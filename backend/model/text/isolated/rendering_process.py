@@ -15,6 +15,7 @@ from backend.config import MAX_RENDER_BYTES, MAX_RENDER_MEMORY_BYTES
 from backend.core.prompt import Message, Tool
 from backend.errors import InvalidRequestError
 from backend.model.text.jinja_renderer import JinjaSource, make_jinja_renderer, upstream_render
+from backend.model.text.prefix import common_length
 from backend.model.text.probe import Abilities, probe
 from backend.model.text.renderer import Options
 from backend.model.text.template import ChatTemplate
@@ -81,14 +82,8 @@ def _template(source: JinjaSource, abilities: Abilities) -> ChatTemplate:
 
 def _difference(text: str, other: str) -> tuple[int, str]:
     """Return the length of the prefix shared with the first text, and the rest of the other."""
-    low, high = 0, min(len(text), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if text[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low, other[low:]
+    shared = common_length(text, other)
+    return shared, other[shared:]
 
 
 def _bounded(text: str) -> str:
