@@ -142,7 +142,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Demand:
     """The memory and demand of a session's KV caches, in bytes.
 
     Attributes:
@@ -172,7 +172,7 @@ class MemoryLedger:
         self.directory = directory
         self.entry = entry
         self._usable_bytes = usable_bytes
-        self._books = Books()
+        self._demand = Demand()
         self._others: Sequence[Entry] = ()
         self._order = Resize(0, 0, 0)
         self._told: Sequence[Entry] = ()
@@ -241,7 +241,7 @@ class MemoryLedger:
         """
         least = min(self.entry.least, wish)
         self.entry = replace(self.entry, held=held, wish=wish, least=least, budget=0, is_busy=False)
-        self._books = Books(budget=wish)
+        self._demand = Demand(budget=wish)
         self._post = post
         self.look()
 
@@ -258,11 +258,11 @@ class MemoryLedger:
             self._thread.join()
         self.directory.close()
 
-    def note(self, books: Books) -> None:
+    def note(self, demand: Demand) -> None:
         """Record the session's memory and demand; cheap, from any thread."""
-        before, self._books = self._books, books
+        before, self._demand = self._demand, demand
         old, new = (
-            (each.is_busy, each.budget, each.answered, each.wanted > 0) for each in (before, books)
+            (each.is_busy, each.budget, each.answered, each.wanted > 0) for each in (before, demand)
         )
         if old != new:
             self._changed.set()
@@ -273,7 +273,7 @@ class MemoryLedger:
 
     def _run(self) -> None:
         while not self._is_closing:
-            is_growing = self._books.wanted > 0 and self.entry.budget < self.entry.wish
+            is_growing = self._demand.wanted > 0 and self.entry.budget < self.entry.wish
             self._changed.wait(SHORT_INTERVAL_S if is_growing else LOOK_INTERVAL_S)
             self._changed.clear()
             self.look()
@@ -317,13 +317,13 @@ class MemoryLedger:
         return any(entry.budget > share for entry, share in zip(entries, due, strict=True))
 
     def _divide(self) -> None:
-        books = self._books
+        demand = self._demand
         mine = replace(
             self.entry,
-            reserved=books.reserved,
-            wanted=books.wanted,
-            cached=books.cached,
-            is_busy=books.is_busy,
+            reserved=demand.reserved,
+            wanted=demand.wanted,
+            cached=demand.cached,
+            is_busy=demand.is_busy,
         )
         due, attainable = self._due(mine), self._due(replace(mine, wanted=mine.wish, is_busy=True))
         budget, ordered = self._step(mine, due)
@@ -341,9 +341,9 @@ class MemoryLedger:
             room = max(free_bytes(self._usable_bytes, [mine, *self._others]), 0)
             budget = max(min(due, mine.budget + room), mine.least) if self._others else due
             return budget, budget
-        if self._books.answered < self._order.number:
+        if self._demand.answered < self._order.number:
             return mine.budget, due
-        return min(max(due, self._books.budget), mine.budget), due
+        return min(max(due, self._demand.budget), mine.budget), due
 
     def _give(self, budget: int, attainable: int) -> None:
         """Send the session a changed budget, and occasionally changes elsewhere."""

@@ -18,8 +18,8 @@ from msgspec.structs import replace as changed
 from backend.config import ModelOptions, TuningOptions
 from backend.core.engine_status import EngineStatus
 from backend.engine.machine_ledger import (
-    Books,
     DamagedEntryError,
+    Demand,
     Entry,
     MemoryLedger,
     decoded,
@@ -148,7 +148,7 @@ class Backend:
         self.ledger = MemoryLedger(LockedDirectory(path), own, usable)
         self.ledger.make_room(held, 0.0)
         self.held, self.wish, self.orders = held, wish, []
-        self.books = Books(budget=wish)
+        self.books = Demand(budget=wish)
         self.ledger.begin(held, wish, self.orders.append)
         self.obey()
 

@@ -63,10 +63,10 @@ def pipeline_split(form: Form, memory_bytes: Sequence[int]) -> tuple[int, ...]:
         return ()
     config = read_config(form.directory)
     layers = text_config(config)["num_hidden_layers"]
-    return shares(layers, memory_bytes)
+    return layer_shares(layers, memory_bytes)
 
 
-def shares(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
+def layer_shares(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
     """Return the number of layers for each weight, in proportion and at least one.
 
     The layers left by rounding go to the largest remainders.

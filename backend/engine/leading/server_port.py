@@ -18,7 +18,7 @@ from backend.config import (
     UNTOLD_MEMORY_SHARE,
 )
 from backend.core.engine_status import EngineState, EngineStatus
-from backend.engine.machine_ledger import MAX_NAME_CHARS, Books, Entry, MemoryLedger
+from backend.engine.machine_ledger import MAX_NAME_CHARS, Demand, Entry, MemoryLedger
 from backend.engine.messages.codec import Channel
 from backend.engine.messages.protocol import (
     Answered,
@@ -121,14 +121,14 @@ class MachineShare:
         """Report a session's memory to the ledger; return the status with the machine."""
         if self._ledger is None:
             return status
-        self._ledger.note(_books(status, self._answered))
+        self._ledger.note(_demand(status, self._answered))
         return replace(status, machine=self._ledger.status)
 
 
-def _books(status: EngineStatus, answered: int) -> Books:
+def _demand(status: EngineStatus, answered: int) -> Demand:
     parts = status.memory_bytes
     shared = parts.get("kv_shared", 0)
-    return Books(
+    return Demand(
         reserved=parts.get("kv_reserved", 0) + shared,
         wanted=parts.get("kv_wanted", 0),
         cached=max(parts.get("prompt_cache", 0) - shared, 0),

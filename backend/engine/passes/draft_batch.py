@@ -13,7 +13,7 @@ from backend.engine.drafts.pricing import MAX_PASS_TOKENS, ByRow, Company, PassC
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.plan import Caches, Network
-from backend.engine.rows.row import Row, padded
+from backend.engine.rows.row import Row, padded_states
 from backend.model.heads import HeadNetwork, HiddenTap
 from backend.model.text.prefix import common_length
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler
@@ -300,7 +300,7 @@ class HeadBatch(DraftBatch):
             for row, first, count in zip(rows, firsts, counts, strict=True)
             if row.states is not None
         ]
-        self._head.show(padded(states, max(counts)))
+        self._head.show(padded_states(states, max(counts)))
 
     def _latest(self, logits: mx.array, counts: Sequence[int]) -> mx.array:
         after = self._head.after[mx.arange(len(counts)), mx.array(counts) - 1]

@@ -23,7 +23,7 @@ from backend.engine.passes.draft_batch import (
     has_states,
     note_states,
 )
-from backend.engine.rows.row import Row, padded
+from backend.engine.rows.row import Row, padded_states
 from backend.model.blocks import BlockNetwork, Pair
 from backend.model.drafters import AssistantNetwork
 from backend.model.heads import HiddenTap, StateReader
@@ -266,7 +266,7 @@ class BlockBatch(_StateBatch[BlockNetwork]):
             if row.states is not None
         ]
         if width := max(counts):
-            new = self._head.read(padded(states, width), mx.array(readings.lengths))
+            new = self._head.read(padded_states(states, width), mx.array(readings.lengths))
             readings.add(new, counts)
         self._next |= {r: first + n for r, first, n in zip(rows, firsts, counts, strict=True)}
 

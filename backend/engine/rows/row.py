@@ -94,7 +94,7 @@ class RowStates:
             self._count -= self._parts.popleft().tokens
 
 
-def padded(states: Sequence[mx.array], width: int) -> mx.array:
+def padded_states(states: Sequence[mx.array], width: int) -> mx.array:
     """Return states [B, T, D] of rows of unlike length [T, D], followed by zeros."""
     return mx.stack([mx.pad(row, ((0, width - row.shape[0]), (0, 0))) for row in states])
 

@@ -15,8 +15,8 @@ from backend.engine.distributed.linking import agreement, usable_backend
 from backend.engine.distributed.members import (
     TokenCheck,
     divisible_families,
+    layer_shares,
     require_divisible,
-    shares,
 )
 from backend.engine.distributed.topology import (
     FIRST_PORT,
@@ -154,7 +154,7 @@ def test_the_families_are_those_of_the_installed_mlx_lm():
 @given(st.lists(st.integers(1, 2**40), min_size=1, max_size=8), st.integers(0, 100))
 def test_every_rank_gets_layers_in_proportion_and_one_at_least(weights, spare):
     layers = len(weights) + spare
-    counts = shares(layers, weights)
+    counts = layer_shares(layers, weights)
     assert sum(counts) == layers
     assert min(counts) >= 1
     exact = [spare * weight / sum(weights) for weight in weights]
