@@ -82,7 +82,6 @@ class _Decoding:
         self._head: Head | None = None
 
     def held(self) -> Decoded:
-        """Send the job; return what it decodes to."""
         self.process.await_start()
         require_caller()
         self.owed = 1
@@ -98,7 +97,6 @@ class _Decoding:
                 assert_never(head)
 
     def finish(self, deadline: float) -> None:
-        """Wait for answers that nobody wants any more, until a time."""
         self._deadline = deadline
         try:
             if self.owed and self._head is None:

@@ -73,7 +73,6 @@ class _Wrapper:
         self.config = network.config
 
     def parameters(self) -> object:
-        """Return the weights as a tree."""
         return self._network.parameters()
 
     def _numbers(self, asked: Asked) -> mx.array:

@@ -159,7 +159,6 @@ class _Text:
 
     @property
     def length(self) -> int:
-        """Its number of tokens."""
         return len(self.request.token_ids)
 
 

@@ -203,7 +203,6 @@ class _Line:
         self._news = threading.Condition()
 
     def put(self, rule: _Waiting) -> None:
-        """Add a rule."""
         with self._news:
             self._rules.append(rule)
             self._news.notify_all()

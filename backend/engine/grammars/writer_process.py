@@ -72,7 +72,6 @@ class WriterProcess(HelperProcess):
     """One process; used by one thread at a time."""
 
     def __init__(self, begin: Begin) -> None:
-        """Start it."""
         start = partial(start_python, _MODULE, is_heard=True)
         super().__init__(start, max_answer_bytes=MAX_FRAME_BYTES)
         self._has_begun = False

@@ -28,7 +28,6 @@ class _Kept(logging.Handler):
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
         self._lines.append(record.getMessage())
 
     def taken(self) -> tuple[str, ...]:

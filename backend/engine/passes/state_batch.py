@@ -32,8 +32,6 @@ HeadT = TypeVar("HeadT", bound=StateReader)
 
 
 class _StateBatch(Generic[HeadT]):
-    """What the batches have in common."""
-
     def __init__(self, head: HeadT, tap: HiddenTap, costs: PassCosts, *, vocab_size: int) -> None:
         """Start without rows; the tap is on the model."""
         self.costs = costs
@@ -49,7 +47,6 @@ class _StateBatch(Generic[HeadT]):
     def _drafts(
         self, everyone: Sequence[Row], depth: int, logits_after: LogitsAfter
     ) -> dict[Row, list[int]]:
-        """Return a draft for each row of the batch."""
         return dict(zip(everyone, self._draws.write(everyone, depth, logits_after), strict=True))
 
 

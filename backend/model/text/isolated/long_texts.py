@@ -135,7 +135,6 @@ class _Reading:
         self.owed = 0
 
     def held(self) -> bytes:
-        """Send the text; return the answer."""
         deadline = time.monotonic() + _WAIT_S
         self.owed = 1
         self._process.send(self._data, deadline)
@@ -144,7 +143,6 @@ class _Reading:
         return answer
 
     def finish(self, deadline: float) -> None:
-        """Wait for the answer that nobody wants any more, until a time."""
         with suppress(HelperError):
             self._process.receive(deadline, no_reader_required)
             self.owed = 0

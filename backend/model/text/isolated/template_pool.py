@@ -63,7 +63,6 @@ class TemplateProcess(HelperProcess):
     """One process that renders templates; used by one thread at a time."""
 
     def __init__(self, niceness: int = 0) -> None:
-        """Start the process."""
         start = partial(start_process, niceness=niceness)
         super().__init__(start, max_answer_bytes=_MAX_ANSWER_BYTES)
 
@@ -164,7 +163,6 @@ class _Rendering:
         return answer, branches
 
     def finish(self, deadline: float) -> None:
-        """Wait for the answers that nobody wants any more, until a time."""
         with suppress(HelperError):
             while self.owed:
                 self._note(self.process.answer(deadline, no_reader_required))
