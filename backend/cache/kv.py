@@ -42,6 +42,11 @@ class Size:
         return self.nbytes <= limit.nbytes and self.arrays <= limit.arrays
 
 
+def copied(arrays: Iterable[mx.array], start: int, stop: int) -> Arrays:
+    """Copy positions of arrays [..., positions, width]; a slice would keep all of them alive."""
+    return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """KV of consecutive tokens.
@@ -65,10 +70,7 @@ class Block:
         return self._cut(0, at), self._cut(at, self.tokens)
 
     def _cut(self, start: int, stop: int) -> "Block":
-        layers = tuple(
-            tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
-            for arrays in self.layers
-        )
+        layers = tuple(copied(arrays, start, stop) for arrays in self.layers)
         return Block(stop - start, layers, self.has_windows)
 
 
@@ -332,7 +334,7 @@ class RowKV:
             arrays, start, stop = self.tail_arrays(), start - shared, stop - shared
         else:
             arrays = self.joined()
-        return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
+        return copied(arrays, start, stop)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -22,6 +22,7 @@ from backend.cache.kv import (
     Part,
     RowKV,
     State,
+    copied,
 )
 
 # An object of mlx-lm or mlx-vlm, which are untyped.
@@ -51,7 +52,7 @@ class PositionLayer:
         """Lazily copy positions; empty for a layer that does not use its cache."""
         if cache.empty():
             return ()
-        return self.packing.pack(_cut(self.read(cache), start, stop))
+        return self.packing.pack(copied(self.read(cache), start, stop))
 
     def restore(
         self, cache: UpstreamCache, parts: Sequence[Arrays], length: int, capacity: int
@@ -115,7 +116,7 @@ class WindowLayer:
             return ()
         arrays = _in_order(cache)
         first = cache.offset - arrays[0].shape[-2]
-        return self.packing.pack(_cut(arrays, start - first, stop - first))
+        return self.packing.pack(copied(arrays, start - first, stop - first))
 
     def restore(self, cache: UpstreamCache, parts: Sequence[Arrays], length: int) -> None:
         """Fill a fresh cache.
@@ -380,7 +381,7 @@ def _write_arrays(cache: UpstreamCache, state: State) -> None:
 
 def _read_chunk(cache: UpstreamCache) -> State:
     kept = cache.offset - cache.start_position
-    arrays = () if cache.empty() else _cut((cache.keys, cache.values), 0, kept)
+    arrays = () if cache.empty() else copied((cache.keys, cache.values), 0, kept)
     return State(arrays, (cache.offset, cache.start_position))
 
 
@@ -660,11 +661,6 @@ def _in_order(cache: UpstreamCache) -> Arrays:
 
 def _rolled(array: mx.array, index: int) -> mx.array:
     return mx.concatenate([array[..., index:, :], array[..., :index, :]], axis=-2)
-
-
-def _cut(arrays: Iterable[mx.array], start: int, stop: int) -> Arrays:
-    """Copy positions; a slice would keep the whole array in memory."""
-    return tuple(mx.contiguous(array[..., start:stop, :]) for array in arrays)
 
 
 def _with_room(column: Sequence[mx.array], spare: int) -> mx.array:
