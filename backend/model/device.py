@@ -48,16 +48,6 @@ class Threads(Protocol):
         """Learn the time of a step that gave one token to each of some rows."""
 
 
-def _leave(
-    network: Network, *, keeps_type: bool, dequantises: bool = True, least_bytes: int | None = None
-) -> None:
-    """Leave a network as it is."""
-
-
-def _leave_untrained(_network: Network) -> None:
-    """Leave a network as it is."""
-
-
 def _log_sum_exp(numbers: mx.array) -> mx.array:
     return mx.logsumexp(numbers, axis=-1, keepdims=True)
 
@@ -82,12 +72,8 @@ AttendQuantised: TypeAlias = Callable[
 ]
 
 
-def _leave_to_mlx(*_given: object) -> None:
-    """Compute nothing."""
-
-
-def _choose_no_threads(_limit: int | None) -> Threads | None:
-    return None
+def _leave_to_mlx(*_given: object, **_named: object) -> None:
+    """Do nothing, and compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +148,8 @@ class Device:
             matrix units of a GPU take them as TF32, which is as precise as float16.
     """
 
-    prepare: Prepare = _leave
-    prepare_training: Callable[[Network], None] = _leave_untrained
+    prepare: Prepare = _leave_to_mlx
+    prepare_training: Callable[[Network], None] = _leave_to_mlx
     exp: Callable[[mx.array], mx.array] = mx.exp
     log_sum_exp: Callable[[mx.array], mx.array] = _log_sum_exp
     lowest_kept: Callable[[mx.array, mx.array], mx.array] | None = None
@@ -172,7 +158,7 @@ class Device:
     attend_part: AttendPart = _leave_to_mlx
     attend_pieces: AttendPieces | None = None
     attend_quantised: AttendQuantised = _leave_to_mlx
-    choose_threads: Callable[[int | None], Threads | None] = _choose_no_threads
+    choose_threads: Callable[[int | None], Threads | None] = _leave_to_mlx
     turns_per_clear: int = 256
     blocks_dispatch: bool = False
     compiles_from: int = 0
