@@ -110,11 +110,6 @@ class HelperProcess:
         self.is_guarded = False
 
     @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self.process.pid
-
-    @property
     def is_alive(self) -> bool:
         """Whether it is running."""
         return self.process.poll() is None

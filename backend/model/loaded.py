@@ -40,7 +40,3 @@ class RunnableModel(LoadedModel):
     media: MediaProcessor | None = field(default=None, kw_only=True)
     network: Any
     experts: "Experts | None" = field(default=None, kw_only=True)
-
-    def plain(self) -> LoadedModel:
-        """Return the part that does not need MLX."""
-        return LoadedModel(self.tokenizer, self.template, self.card, media=self.media)

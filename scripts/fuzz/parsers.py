@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["backend", "common"]):
     from backend.rpc.decoding import decode_request
     from backend.rpc.parsing.generation_fields import sampling_params
     from backend.rpc.parsing.load_options import tuning_options
-    from backend.rpc.parsing.message_fields import offer, tool_choice
+    from backend.rpc.parsing.message_fields import tool_use
     from backend.sampling.grammar.gbnf import gbnf_to_lark
     from backend.sampling.grammar.schema import schema_to_lark
     from backend.sampling.grammar.vocabulary import Vocabulary
@@ -79,8 +79,8 @@ def grammars(data: atheris.FuzzedDataProvider) -> None:
 
 def fields(data: atheris.FuzzedDataProvider) -> None:
     """Texts in fields are parsed or refused."""
-    offered = offer(_text(data, PIECES))
-    tool_choice(_text(data, PIECES), offered)
+    tools, choice = _text(data, PIECES), _text(data, PIECES)
+    tool_use(pb.PredictOptions(Tools=tools, ToolChoice=choice))
     sampling_params(pb.PredictOptions(LogitBias=_text(data, PIECES)), TuningOptions().requests)
     name = data.PickValueInList(list(TuningOptions().by_name()))
     tuning_options([f"{name}:{_text(data, PIECES)}"], _text(data, PIECES))

@@ -89,7 +89,7 @@ def test_a_refusal_names_the_field_and_the_process_goes_on(processes, started):
 def test_a_process_ends_soon_after_its_caller_and_another_serves(processes, started):
     processes.decode(SMALL, sampling_rate=RATE)
     # It takes the next medium for ever.
-    os.kill(started[0].pid, signal.SIGSTOP)
+    os.kill(started[0].process.pid, signal.SIGSTOP)
     abandoned = threading.Event()
 
     def ask():
@@ -118,13 +118,13 @@ def test_the_number_of_processes_is_bounded(processes, started):
 @pytest.mark.parametrize("kills", [1, 2])
 def test_a_medium_is_decoded_anew_if_its_process_is_killed_but_not_twice(processes, started, kills):
     processes.decode(SMALL, sampling_rate=RATE)
-    os.kill(started[0].pid, signal.SIGSTOP)
+    os.kill(started[0].process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(processes.decode, SMALL, sampling_rate=RATE)
         wait_until(lambda: started[0].sent == 2)
         for number in range(kills):
             wait_until(lambda number=number: len(started) > number)
-            os.kill(started[number].pid, signal.SIGKILL)
+            os.kill(started[number].process.pid, signal.SIGKILL)
         if kills == 1:
             assert asked.result(60) == decode(SMALL, sampling_rate=RATE)
         else:
@@ -160,7 +160,7 @@ def test_a_medium_that_ends_its_process_is_refused():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_largest_picture_leaves_no_memory(processes, started):
     def resident_mb():
-        statm = Path(f"/proc/{started[0].pid}/statm").read_text(encoding="ascii")
+        statm = Path(f"/proc/{started[0].process.pid}/statm").read_text(encoding="ascii")
         return int(statm.split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     processes.decode(medium(encoded(gradient(), "PNG")), sampling_rate=RATE)

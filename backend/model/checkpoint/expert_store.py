@@ -118,10 +118,6 @@ class ExpertStore:
             os.close(self._file)
             raise LoadError(f"{path} is no store of these experts: {error}") from error
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
     def read(self, layer: int, expert: int) -> bytearray:
         """Return the bytes of an expert.
 

@@ -339,7 +339,11 @@ class ToolUse:
 
 
 def tool_use(request: pb.PredictOptions) -> ToolUse:
-    """Return the tools that a request offers, its choice, and whether calls may be parallel."""
+    """Return the tools that a request offers, its choice, and whether calls may be parallel.
+
+    A choice is a bare word, a JSON string or an object: OpenAI's, its older flat form, or
+    Anthropic's. JSON may be encoded twice.
+    """
     offered = offer(request.Tools)
     value = _choice_value(request.ToolChoice)
     if isinstance(value, Mapping) and value.get("type") == _SUBSET_TYPE:
@@ -374,14 +378,6 @@ def offer(text: str) -> Offer:
             warn_once("Tools: two functions share a name: the last one counts")
         parsed[tool.name] = tool
     return Offer(tuple(parsed.values()), skipped)
-
-
-def tool_choice(text: str, offered: Offer) -> ToolChoice:
-    """Return the choice given by a bare word, a JSON string or an object; an empty one is none.
-
-    JSON may be encoded twice. Objects are OpenAI's, its older flat form, or Anthropic's.
-    """
-    return _checked(_choice(_choice_value(text)), offered)
 
 
 def _tool(field: str, entry: JsonValue) -> Tool | _Other:

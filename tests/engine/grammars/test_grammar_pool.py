@@ -358,7 +358,7 @@ def test_a_grammar_over_which_a_process_ends_is_tried_with_care_in_another():
 def test_a_process_that_is_killed_is_replaced(asked):
     asked.made("a", Guide(rule=ReplyRule(text='root ::= "a"')))
     for process in asked.pool.idle:
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.process.pid, signal.SIGKILL)
     assert takes(asked.made("b", Guide(rule=ReplyRule(text='root ::= "b"'))), "b")
 
 
@@ -368,7 +368,7 @@ def test_a_process_that_takes_too_long_is_killed():
     def start(begin):
         made.append(WriterProcess(begin))
         made[0].written(YES.rule)
-        os.kill(made[0].pid, signal.SIGSTOP)
+        os.kill(made[0].process.pid, signal.SIGSTOP)
         return made[0]
 
     asked = Asked(slots=1, start_process=start, limit_s=0.2)

@@ -302,7 +302,7 @@ def model(options: Callable[..., ModelOptions], tiny_models: Callable[[str], Pat
     from backend.model.loader import load
 
     loaded = load(options(), tiny_models("llama"))
-    return ServedModel.of(loaded.plain(), options())
+    return ServedModel.of(loaded, options())
 
 
 @pytest.mark.mlx

@@ -143,7 +143,7 @@ def test_a_long_conversation_has_a_process_of_low_priority():
         template = IsolatedTemplate(JinjaSource("fine", "fine", "{}"), processes=processes)
         assert template.render([QUESTION] * (LONG_JOB_MESSAGES + 1), [], {}) == "fine"
         (short,), (long,) = processes.idle, processes.long_idle
-        mine, others = (os.getpriority(os.PRIO_PROCESS, each.pid) for each in (short, long))
+        mine, others = (os.getpriority(os.PRIO_PROCESS, each.process.pid) for each in (short, long))
         assert others == min(mine + LONG_TEXT_NICENESS, 19)
 
 

@@ -6,11 +6,15 @@ from backend.core.prompt import Tool, ToolChoice, ToolMode
 from backend.errors import InvalidRequestError
 from backend.output.reply_format import warn_once
 from backend.pb import backend_pb2 as pb
-from backend.rpc.parsing.message_fields import Offer, offer, tool_choice, tool_use
+from backend.rpc.parsing.message_fields import offer, tool_use
 
 WEATHER = {"name": "get_weather", "description": "", "parameters": {"type": "object"}}
 OFFERED = (Tool(name="get_weather", schema={"type": "function", "function": WEATHER}),)
-ONE = Offer(OFFERED)
+ONE = json.dumps([WEATHER])
+
+
+def tool_choice(text, offered):
+    return tool_use(pb.PredictOptions(Tools=offered, ToolChoice=text)).choice
 
 
 def tools(text):
@@ -214,14 +218,14 @@ def test_every_spelling_of_a_choice_is_understood(text, choice):
     ("text", "offered", "message"),
     [
         ("sometimes", ONE, "ToolChoice: 'sometimes' is not one of ['none', 'auto', 'required', "),
-        ('"Auto"', OFFERED, "ToolChoice: 'Auto' is not one of ['none', 'auto', 'required', 'any']"),
+        ('"Auto"', ONE, "ToolChoice: 'Auto' is not one of ['none', 'auto', 'required', 'any']"),
         ("not one", ONE, "ToolChoice: is not valid JSON"),
         ("3", ONE, "ToolChoice: must be a word or an object, not a number"),
         ("[]", ONE, "ToolChoice: must be a word or an object, not an array"),
         ('{"type": ["auto"]}', ONE, "ToolChoice.type: ['auto'] is not a kind of choice"),
         ('{"type": "function"}', ONE, "ToolChoice.name: must be text, not null"),
         ('{"type": "tool", "name": "fly"}', ONE, "ToolChoice: names 'fly', which is not in"),
-        ("required", Offer(), "ToolChoice: wants a tool call, but Tools is empty"),
+        ("required", "", "ToolChoice: wants a tool call, but Tools is empty"),
     ],
 )
 def test_a_choice_that_cannot_be_kept_is_refused(text, offered, message):
@@ -232,7 +236,7 @@ def test_a_choice_that_cannot_be_kept_is_refused(text, offered, message):
 
 @pytest.mark.parametrize("text", ["auto", "none", ""])
 def test_a_choice_that_forces_nothing_needs_no_tools(text):
-    tool_choice(text, Offer())
+    tool_choice(text, "")
 
 
 def test_the_same_tool_offered_twice_is_one_tool():
