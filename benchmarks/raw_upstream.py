@@ -14,7 +14,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.utils import load_model
 
-from backend.engine.plan import Caches, Network
+from backend.engine.plan import Caches, Decoder
 
 MODEL_KEY = "model"
 
@@ -63,7 +63,7 @@ class Holdings:
 class UpstreamServer:
     """The part of `mlx_lm.server` that serves requests one by one from a prompt cache."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Decoder) -> None:
         self._generator = BatchGenerator(network)
         self._store = LRUPromptCache()
         self._reused_tokens: list[int] = []

@@ -28,7 +28,7 @@ from common.directories import state_directory
 from common.openblas import attach, find_openblas, is_wanted
 
 if TYPE_CHECKING:
-    from backend.engine.footprint import Forecast, KvForecast
+    from backend.engine.footprint import KvForecast, MemoryForecast
 
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 # A request of common length; the report warns if not even one fits.
@@ -40,7 +40,7 @@ _UNIT_TOKENS, _MEGABYTE = 1000, 1e6
 _GROWN = 1.5
 
 
-def table(forecast: Forecast) -> RenderableType:
+def table(forecast: MemoryForecast) -> RenderableType:
     """Return the whole report for a terminal."""
     facts = facts_table((label, printable(text)) for label, text in _facts(forecast))
     parts: list[RenderableType] = [facts, Text()]
@@ -49,7 +49,7 @@ def table(forecast: Forecast) -> RenderableType:
     return Group(*parts, *advice(forecast))
 
 
-def values(forecast: Forecast) -> dict[str, Any]:
+def values(forecast: MemoryForecast) -> dict[str, Any]:
     """Return the report as JSON values, sizes in bytes."""
     experts = forecast.experts
     return {
@@ -87,13 +87,13 @@ def values(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def lengths(forecast: Forecast) -> list[int]:
+def lengths(forecast: MemoryForecast) -> list[int]:
     """Return the lengths to show: common ones below the context, and the context."""
     context = forecast.card.context_length or LENGTHS[-1]
     return [*(length for length in LENGTHS if length < context), context]
 
 
-def options(forecast: Forecast) -> Iterator[str]:
+def options(forecast: MemoryForecast) -> Iterator[str]:
     """Yield the options worth setting on this machine, as in a model's YAML."""
     if not forecast.caches:
         return
@@ -106,7 +106,7 @@ def options(forecast: Forecast) -> Iterator[str]:
         yield f"kv_bits:{chosen.bits}"
 
 
-def advice(forecast: Forecast) -> Iterator[Text]:
+def advice(forecast: MemoryForecast) -> Iterator[Text]:
     """Yield sentences of advice."""
     if not forecast.has_room:
         needed, there = decimal(forecast.weights_bytes), decimal(forecast.memory_bytes)
@@ -125,7 +125,7 @@ def advice(forecast: Forecast) -> Iterator[Text]:
         yield Text(f"A request may hold {most:,} tokens at most.", ERROR_STYLE)
 
 
-def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
+def _facts(forecast: MemoryForecast) -> Iterator[tuple[str, str]]:
     card = forecast.card
     context = f"context {card.context_length:,}" if card.context_length else "no context limit"
     yield "model", f"{card.name} ({card.model_type}), {context}"
@@ -156,14 +156,14 @@ def _facts(forecast: Forecast) -> Iterator[tuple[str, str]]:
     yield "memory", usable
 
 
-def _weights(forecast: Forecast) -> str:
+def _weights(forecast: MemoryForecast) -> str:
     """Return the size of the weights, and of their files if it is much smaller."""
     taken, stored = forecast.card.weights_bytes, forecast.files_bytes
     size = decimal(taken)
     return f"{size}, stored in {decimal(stored)}" if taken > _GROWN * stored > 0 else size
 
 
-def _requests(forecast: Forecast) -> Table:
+def _requests(forecast: MemoryForecast) -> Table:
     """Return the number of concurrent requests, by length and width of the KV cache."""
     columns = lengths(forecast)
     rows = Table(box=None, pad_edge=False, header_style=LABEL_STYLE)
@@ -195,7 +195,7 @@ def _draft_bytes(cache: KvForecast) -> int:
     return draft.bytes_per_token if draft else 0
 
 
-def _common_rows(forecast: Forecast, cache: KvForecast) -> int:
+def _common_rows(forecast: MemoryForecast, cache: KvForecast) -> int:
     return forecast.rows(cache, min(COMMON_TOKENS, forecast.card.context_length or COMMON_TOKENS))
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from backend.config import MEDIA_BYTES, ModelOptions, TuningOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.engine.passes.caches import foreseen_cache_factory
-from backend.engine.plan import MODEL_ERRORS, Network
+from backend.engine.plan import MODEL_ERRORS, Decoder
 from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_set_bytes
 from backend.engine.trials.draft_model import foresee_draft
 from backend.engine.trials.pass_costs import foresee
@@ -65,7 +65,7 @@ class ExpertForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class MemoryForecast:
     """A model on this machine; sizes are in bytes.
 
     Attributes:
@@ -121,7 +121,7 @@ class Forecast:
 
 def forecast(
     options: ModelOptions, directory: Path, disk_bytes_per_s: float | None = None
-) -> Forecast:
+) -> MemoryForecast:
     """Return a model's memory; reads its files except the weights.
 
     Args:
@@ -147,7 +147,7 @@ def forecast(
             continue
         profile = replace(own, draft=draft_profile)
         profiles.setdefault(profile, KvForecast(bits, profile))
-    return Forecast(
+    return MemoryForecast(
         card=model.card,
         files_bytes=files_bytes(directory),
         vocabulary_bytes=_vocabulary_bytes(options, model),
@@ -176,10 +176,10 @@ def _experts(
     )
 
 
-def _of_encoder(options: ModelOptions, directory: Path) -> Forecast:
+def _of_encoder(options: ModelOptions, directory: Path) -> MemoryForecast:
     """Return the memory of an encoder, which has no KV cache; reads its weights."""
     model = load(options, directory)
-    return Forecast(
+    return MemoryForecast(
         card=model.card,
         files_bytes=files_bytes(directory),
         vocabulary_bytes=_vocabulary_bytes(options, model),
@@ -200,7 +200,7 @@ def _vocabulary_bytes(options: ModelOptions, model: RunnableModel) -> int:
     return 2 * held + tokens * _PIECE_BYTES
 
 
-def _foreseen(network: Network, tuning: TuningOptions) -> KvProfile | None:
+def _foreseen(network: Decoder, tuning: TuningOptions) -> KvProfile | None:
     """Return how caches grow; `None` if the model does not support quantised ones."""
     try:
         return foresee(network, foreseen_cache_factory(network, tuning))

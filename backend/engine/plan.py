@@ -20,7 +20,7 @@ MODEL_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, Type
 """Errors of a network that cannot compute with its caches."""
 
 
-class Network(Protocol):
+class Decoder(Protocol):
     """A decoder: token ids [B, T] and the caches of earlier tokens -> logits [B, T, V]."""
 
     def __call__(self, inputs: mx.array, cache: Caches) -> mx.array:

@@ -28,7 +28,7 @@ from backend.cpu.install import install
 from backend.engine.findings import Page
 from backend.engine.passes.batch import Batch
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.plan import Caches, Network
+from backend.engine.plan import Caches, Decoder
 from backend.engine.rows.row import Row
 from backend.engine.trials.batch_check import BatchTrial, planning
 from backend.engine.trials.trial_steps import at_once
@@ -67,7 +67,7 @@ class Mix:
 class Rows:
     """Creates rows of a length."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Decoder) -> None:
         self._fresh = CacheFactory(network)
         self._probe = self._fresh()
         mx.eval(network(mx.array([[TOKEN]]), cache=self._probe))
@@ -115,7 +115,7 @@ class Rows:
 class Ours:
     """The batch of the engine."""
 
-    def __init__(self, network: Network, rows: Rows) -> None:
+    def __init__(self, network: Decoder, rows: Rows) -> None:
         self._network = network
         self._rows = rows
         vocabulary = network.args.vocab_size
@@ -139,7 +139,7 @@ class Ours:
 class Upstream:
     """mlx-lm's `BatchGenerator`."""
 
-    def __init__(self, network: Network, rows: Rows) -> None:
+    def __init__(self, network: Decoder, rows: Rows) -> None:
         self._network = network
         self._rows = rows
 
@@ -178,7 +178,7 @@ def main() -> None:
     json.dump(answer, sys.stdout)
 
 
-def _prepare(network: Network, *, is_ours: bool) -> None:
+def _prepare(network: Decoder, *, is_ours: bool) -> None:
     """Prepare a process; both sides have as many threads for products."""
     if is_ours:
         install()

@@ -18,7 +18,7 @@ from backend.cache.layout import CacheLayout
 from backend.config import TuningOptions
 from backend.demo import MODEL_DIR, WEATHER_TOOL
 from backend.engine.passes.caches import make_cache_factory
-from backend.engine.plan import Caches, Network
+from backend.engine.plan import Caches, Decoder
 from scripts.tiny_models import VOCAB_SIZE, build
 
 REPLY_TOKENS = 64
@@ -38,7 +38,7 @@ VARIANTS = {
 class Subject:
     """A network, the prompts it continues, and the token that ends a reply, if one does."""
 
-    network: Network
+    network: Decoder
     prompts: list[list[int]]
     end: int | None = None
 
@@ -99,7 +99,7 @@ def losses(subject: Subject) -> Iterator[tuple[str, Loss]]:
         )
 
 
-def _prefilled(network: Network, tuning: TuningOptions, prompt: list[int]) -> tuple[Caches, int]:
+def _prefilled(network: Decoder, tuning: TuningOptions, prompt: list[int]) -> tuple[Caches, int]:
     """Restore all of a prompt but its last token; return its caches and its stored bytes."""
     fresh_caches = make_cache_factory(network, tuning)
     computed, restored = fresh_caches(), fresh_caches()
@@ -124,13 +124,13 @@ def _continued(subject: Subject, prompt: list[int]) -> Reply:
     return Reply(prompt, tokens, mx.concatenate(rows))
 
 
-def _read(network: Network, tuning: TuningOptions, reply: Reply) -> mx.array:
+def _read(network: Decoder, tuning: TuningOptions, reply: Reply) -> mx.array:
     caches, _ = _prefilled(network, tuning, reply.prompt)
     fed = [reply.prompt[-1], *reply.tokens[:-1]]
     return mx.concatenate([_logprobs(network, caches, token) for token in fed])
 
 
-def _logprobs(network: Network, caches: Caches, token: int) -> mx.array:
+def _logprobs(network: Decoder, caches: Caches, token: int) -> mx.array:
     logits = network(mx.array([[token]]), cache=caches)[:, -1].astype(mx.float32)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     mx.eval(logprobs)

@@ -20,7 +20,7 @@ from mlx_lm.utils import load_model
 from backend.cache.kv import UNPACKED, Size
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
-from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.plan import Caches, Decoder, FreshCaches
 from backend.engine.prefix_store import DiskSettings, make_prefix_store
 from backend.engine.rows.row import Row
 
@@ -109,7 +109,7 @@ def _row(name: str, token_ids: Sequence[int]) -> Row:
     return Row(request)
 
 
-def _filled(network: Network, caches: Caches, tokens: int) -> Caches:
+def _filled(network: Decoder, caches: Caches, tokens: int) -> Caches:
     """Fill caches as a prefill of `tokens` would; the values do not matter."""
     network(mx.array([[0]]), cache=caches)
     for cache in caches:

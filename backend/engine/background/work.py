@@ -37,7 +37,7 @@ from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.messages.protocol import BackgroundRequest
 from backend.engine.passes.caches import CacheFactory
 from backend.engine.passes.feeder import prefill_chunk
-from backend.engine.plan import MODEL_ERRORS, Batching, BatchPlan, Caches, FreshCaches, Network
+from backend.engine.plan import MODEL_ERRORS, Batching, BatchPlan, Caches, Decoder, FreshCaches
 from backend.engine.prefix_store import PrefixStore
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError, InvalidRequestError, UnsupportedError
@@ -203,7 +203,7 @@ class Embedder:
         self._jobs.chunk_size(_padded_tokens(lead, company))
         return company
 
-    def _together(self, decoder: Network, lead: _Text, company: Sequence[_Text]) -> Outcome:
+    def _together(self, decoder: Decoder, lead: _Text, company: Sequence[_Text]) -> Outcome:
         """Compute texts in one pass, end the companions' calls, and return the lead's result."""
         requests = [each.request for each in (lead, *company)]
         states = self._states(decoder, [request.token_ids for request in requests])
@@ -214,7 +214,7 @@ class Embedder:
         return embedding
 
     def _in_chunks(
-        self, decoder: Network, request: EmbeddingRequest
+        self, decoder: Decoder, request: EmbeddingRequest
     ) -> Generator[None, None, Outcome]:
         """Return the embedding of a text alone; yields between forward passes."""
         caches, fed = self._fresh_caches(), 0
@@ -231,7 +231,7 @@ class Embedder:
         return pool.embedding()
 
     @cached_property
-    def _decoder(self) -> Network | None:
+    def _decoder(self) -> Decoder | None:
         return find_decoder(self._model.network, self._fresh_caches, self._model.card.vocab_size)
 
     @cached_property
@@ -252,7 +252,7 @@ class Embedder:
             log.warning("texts are embedded one at a time: together they differ by %.2g", max(gaps))
         return max(gaps) <= _TOLERANCE
 
-    def _states(self, decoder: Network, rows: Sequence[Sequence[int]]) -> mx.array:
+    def _states(self, decoder: Decoder, rows: Sequence[Sequence[int]]) -> mx.array:
         """Return the hidden states [B, T, D] of whole texts."""
         return decoder(padded(rows), cache=self._fresh_caches())
 
@@ -274,7 +274,7 @@ def _is_pooled(text: _Text) -> bool:
     return text.request.pooling is not Pooling.NONE
 
 
-def find_decoder(network: Network, fresh_caches: FreshCaches, vocab_size: int) -> Network | None:
+def find_decoder(network: Decoder, fresh_caches: FreshCaches, vocab_size: int) -> Decoder | None:
     """Return the decoder that returns hidden states [B, T, D], or `None`.
 
     Args:
@@ -289,12 +289,12 @@ def find_decoder(network: Network, fresh_caches: FreshCaches, vocab_size: int) -
     return None
 
 
-def _inner(network: Network) -> Network | None:
+def _inner(network: Decoder) -> Decoder | None:
     parts = (getattr(network, name, None) for name in _INNER_NAMES)
     return next((part for part in parts if callable(part)), None)
 
 
-def _width(part: Network, fresh_caches: FreshCaches) -> int | None:
+def _width(part: Decoder, fresh_caches: FreshCaches) -> int | None:
     """Return the width of a part's output for a token; nothing is computed."""
     try:
         output = part(mx.array([[0]]), cache=fresh_caches())
@@ -323,7 +323,7 @@ class Scorer:
         prefixes: PrefixStore,
         chunk_size: ChunkSize,
     ) -> None:
-        self._network: Network = model.network
+        self._network: Decoder = model.network
         self._fresh_caches = fresh_caches
         self._plan = fresh_caches.plan
         self._prefixes = prefixes

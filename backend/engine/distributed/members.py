@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from msgspec import structs
+
 from backend.engine.distributed.gathering import (
     Form,
     Join,
@@ -309,13 +311,9 @@ def form_group(
             "LoraAdapters: a model on several processes does not support adapters"
         )
     topology = replace(form.topology, backend=usable_backend(form.topology))
-    form = Form(
-        topology=topology,
-        # Towers are not divided, only the text part of such a model.
-        options=replace(options, tuning=options.tuning.updated(vision=False)),
-        directory=form.directory,
-        timeout_s=form.timeout_s,
-    )
+    # Towers are not divided, only the text part of such a model.
+    options = replace(options, tuning=options.tuning.updated(vision=False))
+    form = structs.replace(form, topology=topology, options=options)
     # First, because they import MLX meanwhile. If this one fails, they end with it.
     children = _started(topology)
     network = look(form.options, form.directory).network

@@ -20,13 +20,13 @@ from backend.cache.layers import (
 from backend.engine.kv.layer import LatentKV, LatestKV, QuantizedKV, RaggedKV, install
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.kv.spans import Column, Reference
-from backend.engine.plan import Batching, BatchPlan, Caches, Network
+from backend.engine.plan import Batching, BatchPlan, Caches, Decoder
 
 # An upstream cache, or a list of some.
 Untyped: TypeAlias = Any
 
 
-def early_start(network: Network, inputs: mx.array, cache: Caches) -> mx.array:
+def early_start(network: Decoder, inputs: mx.array, cache: Caches) -> mx.array:
     """Append tokens [B, T] to the caches and return the logits [B, T, V], lazily.
 
     For a device with nothing else to compute: it does not wait until Python has built the graph.
@@ -153,14 +153,14 @@ class BatchCaches:
         """Return how many tokens a pass computes that takes `counts` of the rows."""
         return sum(counts) if self.packs else len(counts) * max(counts)
 
-    def forward(self, network: Network, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
+    def forward(self, network: Decoder, tokens: mx.array, *, is_idle: bool = False) -> mx.array:
         """Append tokens [B, T] to the rows and return the logits [B, T, V], lazily."""
         self._column = None
         if tokens.shape[1] > 1:
             self._order_windows()
         return self._forward(self._starting(network) if is_idle else network, tokens)
 
-    def take(self, network: Network, inputs: Sequence[Sequence[int]]) -> mx.array:
+    def take(self, network: Decoder, inputs: Sequence[Sequence[int]]) -> mx.array:
         """Append unlike numbers of tokens to the rows, at least one each; `keep` follows.
 
         The device has nothing else to compute.
@@ -183,7 +183,7 @@ class BatchCaches:
         return logits[:, 0]
 
     def _take_padded(
-        self, network: Network, inputs: Sequence[Sequence[int]], width: int
+        self, network: Decoder, inputs: Sequence[Sequence[int]], width: int
     ) -> mx.array:
         """Return the logits [B, width, V] of rows that are padded on the right."""
         lengths = list(map(len, inputs))
@@ -225,11 +225,11 @@ class BatchCaches:
             go_back(kept)
         self.give_back(given_back)
 
-    def _starting(self, network: Network) -> Network:
+    def _starting(self, network: Decoder) -> Decoder:
         """Return the network for a pass of an idle device."""
         return partial(early_start, network) if self.plan.starts_early else network
 
-    def _forward(self, network: Network, tokens: mx.array) -> mx.array:
+    def _forward(self, network: Decoder, tokens: mx.array) -> mx.array:
         is_wide = self.count > 1 and tokens.shape[1] > 1
         if is_wide and self.plan.batching in (Batching.LATENT, Batching.BY_ROW):
             columns = mx.split(tokens, tokens.shape[1], axis=1)

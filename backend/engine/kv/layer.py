@@ -17,7 +17,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from backend.cache.kv import Part, RowKV
 from backend.cache.layers import UpstreamCache, class_of
-from backend.engine.kv.ledger import Ledger, Recipe, Source
+from backend.engine.kv.ledger import Ledger, Recipe, Takeover
 from backend.engine.kv.spans import Group, Pass, Span, WideRow
 from backend.model.checkpoint.upstream import reroute
 from backend.model.device import DEVICE, Pieces
@@ -175,7 +175,7 @@ POSITIONS = 2
 
 
 def taken(
-    source: Source, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
+    source: Takeover, old: Mapping[Group, Buffers], joining: Sequence[Buffers | None], like: Buffers
 ) -> Buffers:
     """Return the arrays of some rows; rows without positions have empty ones."""
     if isinstance(source.origin, int):

@@ -99,7 +99,7 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Takeover:
     """Rows that a new group takes over.
 
     Attributes:
@@ -116,7 +116,7 @@ class Recipe:
     """The sources of a group's buffers."""
 
     group: Group
-    sources: tuple[Source, ...]
+    sources: tuple[Takeover, ...]
 
     @property
     def is_kept(self) -> bool:
@@ -231,7 +231,7 @@ class Ledger:
         for found, rows in groupby(members, key=lambda row: origin[row][0]):
             places = tuple(origin[row][1] for row in rows)
             is_whole = isinstance(found, int) or places == tuple(range(len(found.members)))
-            sources.append(Source(found, None if is_whole else places))
+            sources.append(Takeover(found, None if is_whole else places))
         only = sources[0]
         if len(sources) == 1 and isinstance(only.origin, Group) and only.rows is None:
             only.origin.members = tuple(members)

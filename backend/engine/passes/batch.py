@@ -16,7 +16,7 @@ from backend.engine.drafts.drafting import Drafting
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.kv.spans import Column
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.plan import Network
+from backend.engine.plan import Decoder
 from backend.engine.rows.row import Row
 from backend.model.device import DEVICE
 from backend.sampling.sampler import History, LogitsAdjuster, Sampler, TokenMasks, largest
@@ -259,7 +259,7 @@ class Batch:
 
     def __init__(
         self,
-        network: Network,
+        network: Decoder,
         fresh_caches: CacheFactory,
         vocab_size: int,
         drafting: Drafting | None = None,

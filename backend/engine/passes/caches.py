@@ -13,7 +13,7 @@ from backend.cache.layers import UpstreamCache, cache_leaves, class_of, with_lea
 from backend.config import DEFAULT_TUNING, TuningOptions
 from backend.engine.kv.layer import install
 from backend.engine.passes.agreement import ALONE, Ranks
-from backend.engine.plan import MODEL_ERRORS, BatchPlan, Caches, Network
+from backend.engine.plan import MODEL_ERRORS, BatchPlan, Caches, Decoder
 from backend.model.checkpoint.failures import one_line
 
 _TRIAL_PROMPT = tuple(range(8))
@@ -30,7 +30,7 @@ class CacheFactory:
             leaves it as it is. An empty tuple leaves all as they are.
     """
 
-    network: Network
+    network: Decoder
     bits: int = 8
     group_sizes: tuple[int | None, ...] = ()
     plan: BatchPlan = field(default_factory=BatchPlan)
@@ -57,7 +57,7 @@ def _referring(leaf: UpstreamCache) -> UpstreamCache:
 
 
 def make_cache_factory(
-    network: Network,
+    network: Decoder,
     tuning: TuningOptions,
     ranks: Ranks = ALONE,
     known: tuple[int | None, ...] | None = None,
@@ -87,12 +87,12 @@ def make_cache_factory(
     return quantised
 
 
-def try_device(network: Network) -> None:
+def try_device(network: Decoder) -> None:
     """Compute a trial prompt of one token; passes on the device's errors."""
     mx.eval(network(mx.array([[0]]), cache=make_cache_factory(network, DEFAULT_TUNING)()))
 
 
-def foreseen_cache_factory(network: Network, tuning: TuningOptions) -> CacheFactory:
+def foreseen_cache_factory(network: Decoder, tuning: TuningOptions) -> CacheFactory:
     """Return the expected result of `make_cache_factory`; computes nothing."""
     own = CacheFactory(network)
     if tuning.memory.kv_bits is None:
@@ -130,7 +130,7 @@ def _fault(fresh_caches: CacheFactory, ranks: Ranks) -> str | None:
     return ranks.fault(None if is_finite else "its logits are not finite")
 
 
-def _computed(ranks: Ranks, network: Network, tokens: tuple[int, ...], caches: Caches) -> mx.array:
+def _computed(ranks: Ranks, network: Decoder, tokens: tuple[int, ...], caches: Caches) -> mx.array:
     logits = ranks.attempt(lambda: network(mx.array([tokens]), cache=caches))
     mx.eval(logits, [cache.state for cache in caches])
     return logits

@@ -12,7 +12,7 @@ from backend.cache.layers import cache_bytes
 from backend.engine.drafts.pricing import MAX_PASS_TOKENS, ByRow, Company, PassCosts
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.plan import Caches, Network
+from backend.engine.plan import Caches, Decoder
 from backend.engine.rows.row import Row, padded_states
 from backend.model.heads import HeadNetwork, HiddenTap
 from backend.model.text.prefix import common_length
@@ -76,7 +76,7 @@ class DraftBatch:
 
     def __init__(
         self,
-        network: Network,
+        network: Decoder,
         fresh_caches: CacheFactory,
         costs: PassCosts,
         *,

@@ -12,7 +12,7 @@ import mlx.core as mx
 from backend.config import MEDIA_MEMO_BYTES
 from backend.core.prompt import MediaSpan
 from backend.engine.kv.batch_caches import BatchCaches
-from backend.engine.plan import BatchPlan, FreshCaches, Network
+from backend.engine.plan import BatchPlan, Decoder, FreshCaches
 from backend.engine.rows.row import Row
 from backend.model.vision.vision_network import (
     MediaFeatures,
@@ -75,7 +75,7 @@ class MediaMemo:
             self.nbytes -= self._features.popitem(last=False)[1].nbytes
 
 
-def prefill_chunk(network: Network, fresh_caches: FreshCaches, row: Row, count: int) -> None:
+def prefill_chunk(network: Decoder, fresh_caches: FreshCaches, row: Row, count: int) -> None:
     """Feed the next `count` of the row's tokens, at most `row.prefill_left`.
 
     The chunk is computed on return: a cancel takes effect before the next one.
@@ -96,7 +96,7 @@ class Feeder:
 
     media: MediaMemo | None = None
 
-    def __init__(self, network: Network, fresh_caches: FreshCaches) -> None:
+    def __init__(self, network: Decoder, fresh_caches: FreshCaches) -> None:
         self._network = network
         self._fresh_caches = fresh_caches
 
@@ -179,7 +179,7 @@ class MediaFeeder(Feeder):
         return self.media.rope_length(span, token_ids) - len(token_ids)
 
 
-def make_feeder(network: Network, fresh_caches: FreshCaches) -> Feeder:
+def make_feeder(network: Decoder, fresh_caches: FreshCaches) -> Feeder:
     """Return the feeder of a network."""
     if isinstance(network, VisionNetwork):
         return MediaFeeder(network, fresh_caches)

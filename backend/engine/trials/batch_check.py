@@ -21,7 +21,7 @@ from backend.engine.findings import Page
 from backend.engine.kv.batch_caches import BatchCaches
 from backend.engine.passes.agreement import ALONE, Ranks
 from backend.engine.passes.caches import CacheFactory
-from backend.engine.plan import MODEL_ERRORS, Batching, BatchPlan, Caches, Network
+from backend.engine.plan import MODEL_ERRORS, Batching, BatchPlan, Caches, Decoder
 from backend.engine.trials.pass_costs import measured_overhead, measured_pass_seconds
 from backend.engine.trials.trial_steps import (
     SHORT_PROMPTS,
@@ -211,7 +211,7 @@ class BatchTrial:
 
     def __init__(
         self,
-        network: Network,
+        network: Decoder,
         fresh_caches: CacheFactory,
         token_ids: Sequence[int],
         lengths: Sequence[int] = SHORT_PROMPTS,

@@ -13,7 +13,7 @@ from backend.cache.layers import cache_leaves, growth_of
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.passes.agreement import ALONE
-from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.plan import Caches, Decoder, FreshCaches
 from backend.engine.rows.admission import KvProfile, WindowProfile
 from backend.engine.trials.trial_steps import Pieces, computed, cut, prefilled
 
@@ -25,7 +25,7 @@ _REPEATS = 3
 
 
 def measured_pass_seconds(
-    network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]
+    network: Decoder, fresh_caches: FreshCaches, token_ids: Sequence[int]
 ) -> Pieces[dict[int, float]]:
     """Return the seconds of a pass over one row by its number of tokens, on one process."""
     prompt = cut(token_ids, 0, _PROMPT_TOKENS)
@@ -58,7 +58,7 @@ def _probed(probe: Callable[[int], mx.array], width: int) -> None:
 _PROBE = (0, 1)
 
 
-def foresee(network: Network, fresh_caches: FreshCaches) -> KvProfile:
+def foresee(network: Decoder, fresh_caches: FreshCaches) -> KvProfile:
     """Return the memory of one sequence's caches from shapes alone, without reading weights."""
     caches = fresh_caches()
     network(mx.array([_PROBE]), cache=caches)

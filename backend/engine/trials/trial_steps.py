@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 import mlx.core as mx
 
 from backend.engine.passes.agreement import Ranks
-from backend.engine.plan import Caches, FreshCaches, Network
+from backend.engine.plan import Caches, Decoder, FreshCaches
 from backend.engine.rows.pacing import ChunkSizer
 from backend.errors import LoadError
 from backend.model.device import DEVICE
@@ -52,7 +52,7 @@ def computed(ranks: Ranks, build: Callable[[], mx.array]) -> mx.array:
 
 
 def prefilled(
-    ranks: Ranks, network: Network, caches: Caches, tokens: Sequence[int]
+    ranks: Ranks, network: Decoder, caches: Caches, tokens: Sequence[int]
 ) -> Pieces[Caches]:
     """Append tokens to caches, and return the caches."""
     limit_s = DEVICE.pass_limit_s
@@ -112,7 +112,7 @@ SHORT_PROMPTS = (4, 11)
 PROBE_TOKENS = 8
 
 
-def require_sense(network: Network, fresh_caches: FreshCaches, token_ids: Sequence[int]) -> None:
+def require_sense(network: Decoder, fresh_caches: FreshCaches, token_ids: Sequence[int]) -> None:
     """Refuse a model that would answer every prompt with the same meaningless token.
 
     Raises:
