@@ -37,7 +37,9 @@ Counts: TypeAlias = "Mapping[MediaKind, int]"
 class PlacementMemory:
     """Remembers the media of each question, keyed by the conversation up to it; thread-safe.
 
-    It stores digests, also in a file if it has a directory.
+    Where that is unknown, as after a client has dropped old turns or an answer was edited, the
+    question itself and its own media count. It stores digests, also in a file if it has a
+    directory.
     """
 
     def __init__(self, directory: str | None = None) -> None:
@@ -57,7 +59,7 @@ class PlacementMemory:
         questions = [n for n, message in enumerate(messages) if message.role == "user"]
         latest = questions[-1] if questions else len(messages) - 1
         placed: list[Counts] = [{} for _ in messages]
-        used = dict.fromkeys(media, 0)
+        used: Counts = dict.fromkeys(media, 0)
         said = hashlib.sha256()
         for index, message in enumerate(messages):
             # System prompts often tell the time.
@@ -66,23 +68,32 @@ class PlacementMemory:
             if index == latest:
                 counts: Counts = {kind: len(media[kind]) - used[kind] for kind in media}
             elif index in questions:
-                counts = self._known_counts(said.digest(), media, used)
+                counts = self._known_counts(said.digest(), message, media, used)
             else:
                 continue
             placed[index] = counts
-            used = {kind: used[kind] + counts.get(kind, 0) for kind in used}
             if index in questions:
-                self._remember(_name(said.digest(), media, used))
+                self._remember(_name(said.digest(), media, _total(used, counts)))
+                if any(counts.values()):
+                    self._remember(_name(_own(message), _slices(media, used, counts), counts))
+            used = _total(used, counts)
         return placed
 
-    def _known_counts(self, said: bytes, media: Queues, used: Counts) -> Counts:
+    def _known_counts(self, said: bytes, message: Message, media: Queues, used: Counts) -> Counts:
         """Return the media counts that a question had when it was the last one, if known."""
         for counts in _guesses(media, used):
-            total = {kind: used[kind] + count for kind, count in counts.items()}
-            with self._lock:
-                if _name(said, media, total) in self._questions:
-                    return counts
+            if self._knows(_name(said, media, _total(used, counts))):
+                return counts
+        for counts in _guesses(media, used):
+            if any(counts.values()) and self._knows(
+                _name(_own(message), _slices(media, used, counts), counts)
+            ):
+                return counts
         return {}
+
+    def _knows(self, name: bytes) -> bool:
+        with self._lock:
+            return name in self._questions
 
     def _read_once(self) -> None:
         with self._lock:
@@ -119,8 +130,23 @@ def _guesses(media: Queues, used: Counts) -> Iterator[Counts]:
         yield dict(zip(media, counts, strict=True))
 
 
+def _total(used: Counts, counts: Counts) -> Counts:
+    return {kind: count + counts.get(kind, 0) for kind, count in used.items()}
+
+
+def _slices(media: Queues, used: Counts, counts: Counts) -> Queues:
+    """Return the media of one question."""
+    total = _total(used, counts)
+    return {kind: queue[used[kind] : total[kind]] for kind, queue in media.items()}
+
+
+def _own(message: Message) -> bytes:
+    """Return a digest of a question alone, which is no digest of a conversation."""
+    return hashlib.sha256(f"alone {message.content!r}".encode(errors="replace")).digest()
+
+
 def _name(said: bytes, media: Queues, used: Counts) -> bytes:
-    """Return a digest of a question and all media up to it."""
+    """Return a digest of a question and its media, or of a conversation and all media up to it."""
     digest = hashlib.sha256(said)
     for kind, queue in media.items():
         digest.update(f"{kind.value} {used[kind]}".encode())

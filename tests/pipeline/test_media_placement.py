@@ -47,10 +47,23 @@ def test_two_conversations_with_the_same_words_are_kept_apart(memory):
         assert placed(memory, talk("what?", "a dog", "and?"), *images) == expected
 
 
-def test_an_answer_that_was_changed_makes_another_conversation(memory):
+def test_what_a_question_brought_stays_there_though_an_answer_was_edited(memory):
     placed(memory, talk("what?"), A)
     placed(memory, talk("what?", "a dog", "and?"), A, B)
-    assert placed(memory, talk("what?", "a cow", "and?", "x", "no"), A, B) == [1, 0, 0, 0, 1]
+    assert placed(memory, talk("what?", "a cow", "and?", "x", "no"), A, B) == [1, 0, 1, 0, 0]
+
+
+def test_what_a_question_brought_stays_there_though_the_oldest_turns_were_dropped(memory):
+    placed(memory, talk("what?"), A)
+    placed(memory, talk("what?", "a dog", "and?"), A, B)
+    assert placed(memory, talk("and?", "a cat", "no"), B) == [1, 0, 0]
+
+
+def test_a_question_that_forgot_its_picture_and_was_asked_again_stays_without(memory):
+    placed(memory, talk("what?"))
+    placed(memory, talk("what?", "I see none", "what?"), A)
+    follow_up = talk("what?", "I see none", "what?", "a dog", "and?")
+    assert placed(memory, follow_up, A) == [0, 0, 1, 0, 0]
 
 
 def test_a_system_prompt_that_changes_makes_no_other_conversation(memory):
@@ -102,7 +115,7 @@ def test_a_place_that_is_known_is_not_written_again(tmp_path):
         memory = PlacementMemory(str(tmp_path))
         placed(memory, talk("what?"), A)
         placed(memory, talk("what?"), A)
-    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 2
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 3
 
 
 def test_a_foreign_file_stays_and_places_are_kept_in_memory(tmp_path, caplog):
