@@ -33,6 +33,7 @@ class CallStyle:
         one_call: Whether every call must be a separate turn.
         calls_as_text: Whether calls must be text.
         results_as_text: Whether results must be text too.
+        text_as_parts: Whether every text must be a list of parts: some templates iterate it.
         spelling: How calls are written if they must be text.
     """
 
@@ -42,6 +43,7 @@ class CallStyle:
     one_call: bool = False
     calls_as_text: bool = False
     results_as_text: bool = False
+    text_as_parts: bool = False
     spelling: Spelling | None = None
 
 
@@ -426,8 +428,22 @@ def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
         turns = split_calls(turns)
     spelling = style.spelling or PLAIN
     if style.results_as_text:
-        return spell_calls_and_results(turns, spelling)
-    return spell_calls(turns, spelling) if style.calls_as_text else turns
+        turns = spell_calls_and_results(turns, spelling)
+    elif style.calls_as_text:
+        turns = spell_calls(turns, spelling)
+    return in_parts(turns, style)
+
+
+def in_parts(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
+    """Return a conversation with its texts as parts, if its style says so."""
+    if not style.text_as_parts:
+        return turns
+    return [{**turn, "content": _only_parts(turn["content"])} for turn in turns]
+
+
+def _only_parts(content: JsonValue) -> JsonValue:
+    # One that is empty too: templates look at the first part.
+    return _parts(content, "", "") or [{"type": "text", "text": ""}]
 
 
 def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:
@@ -534,10 +550,8 @@ def _spelled(turn: Turn, spelling: Spelling) -> Turn:
         return turn
     functions = [call["function"] for call in calls if isinstance(call, Mapping)]
     written = spelling.written([each for each in functions if isinstance(each, Mapping)])
-    content = turn["content"]
-    text = f"{content}{spelling.after_content}" if isinstance(content, str) and content else ""
     others = {key: value for key, value in turn.items() if key != "tool_calls"}
-    return {**others, "content": f"{text}{written}"}
+    return {**others, "content": joined(turn["content"], written, spelling.after_content)}
 
 
 def _is_text(turn: Turn) -> bool:

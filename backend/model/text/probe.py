@@ -20,6 +20,7 @@ from backend.model.text.conversation import (
     BEFORE_CALLS,
     CallStyle,
     Turn,
+    in_parts,
     in_style,
     merge_turns,
     shorten_call_ids,
@@ -118,7 +119,8 @@ class Form:
         """Return a conversation in this form."""
         turns = conversation.apply(BEFORE_CALLS, self.repairs, turns)
         turns = in_style(turns, self.calls)
-        return conversation.apply(AFTER_CALLS, self.repairs, turns)
+        turns = conversation.apply(AFTER_CALLS, self.repairs, turns)
+        return in_parts(turns, self.calls)
 
 
 def find_form(renderer: Renderer, calls: CallStyle) -> Form:
@@ -191,6 +193,7 @@ _HARMLESS = (merge_turns, shorten_call_ids)
 _SCHEMA: Schema = EXAMPLE_TOOL.schema
 # In order of preference: objects, for templates that iterate arguments; "", safe to concatenate.
 _STYLES = tuple(CallStyle(as_text, empty) for as_text, empty in product((False, True), ("", None)))
+_PARTS = CallStyle(text_as_parts=True)
 # Signs of a call in the wrong style: Python's repr, quoted JSON, None.
 _MISTAKES = ("'probe_key'", r"\"probe_key", "None")
 _THOUGHT_MARKERS = (
@@ -219,9 +222,11 @@ class Abilities:
 def probe(renderer: Renderer, text: str) -> Abilities:
     """Return the abilities of a template, given its Jinja source, if any."""
     try:
-        style = next((style for style in _STYLES if _writes_calls(renderer, style)), None)
+        base = _PARTS if _takes_only_parts(renderer) else CallStyle()
+        styles = (replace(style, text_as_parts=base.text_as_parts) for style in _STYLES)
+        style = next((style for style in styles if _writes_calls(renderer, style)), None)
         return Abilities(
-            form=find_form(renderer, _whole_style(renderer, style)),
+            form=find_form(renderer, _whole_style(renderer, style, base)),
             written_call=_written_call(renderer, style) if style else "",
             supports_tools=_writes_tools(renderer),
             supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)
@@ -232,15 +237,22 @@ def probe(renderer: Renderer, text: str) -> Abilities:
         return Abilities()
 
 
-def _whole_style(renderer: Renderer, style: CallStyle | None) -> CallStyle:
+def _takes_only_parts(renderer: Renderer) -> bool:
+    """Tell whether a template shows a text as a list of parts, and loses it as a string."""
+    return not any(_right(renderer, Form(), ((_U,),))) and any(
+        _right(renderer, Form(_PARTS), ((_U,),))
+    )
+
+
+def _whole_style(renderer: Renderer, style: CallStyle | None, base: CallStyle) -> CallStyle:
     """Return the closest style in which a template renders a whole conversation with calls.
 
     Args:
         style: The style that it takes for a call; `None` if it takes none.
+        base: The style in its stead.
     """
     if style is None:
-        style = CallStyle()
-        styles = [style, replace(style, calls_as_text=True), replace(style, results_as_text=True)]
+        styles = [base, replace(base, calls_as_text=True), replace(base, results_as_text=True)]
     else:
         apart = replace(style, content_apart=True)
         styles = [style, apart, replace(style, one_call=True), replace(apart, one_call=True)]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 import pytest
 from tool_conversations import ANSWERED, QUESTION, TWO_CALLS, WEATHER
 
-from backend.core.prompt import JsonValue, Message, ToolCall
+from backend.core.prompt import JsonValue, MediaKind, Message, ToolCall
 from backend.errors import InvalidRequestError
 from backend.formats.format import FormatEvidence
-from backend.model.text.template import ChatTemplate
+from backend.model.text.template import ChatTemplate, find_snippets
 from backend.output.detection import detect
 
 Templates = Callable[[str], ChatTemplate]
@@ -314,6 +314,29 @@ def test_a_template_that_writes_no_calls_gets_them_as_text():
     template = jinja("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     text = template.render(TWO_CALLS, [], {})
     assert in_order(text, "Let me look.", '"Oslo"', '"Rome"', "tool: sun in Rome", "rain in Oslo")
+
+
+ONLY_PARTS = (
+    "{% for m in messages %}{{ m.role }}{% if m.content[0].type != 'image' %} {% endif %}"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+    "{% if part.type == 'image' %}<image>{% endif %}{% endfor %}\n{% endfor %}"
+)
+
+
+def test_a_template_that_iterates_over_parts_shows_every_text():
+    text = jinja(ONLY_PARTS).render([Message(role="system", content="Rules."), *ANSWERED], [], {})
+    parts = ("system Rules.", "user Is it raining?", "assistant Let me look.", '"Oslo"', '"Rome"')
+    assert in_order(text, *parts, "sun in Rome", "rain in Oslo", "assistant Only in Oslo.", "Thank")
+
+
+def test_a_template_that_iterates_over_parts_writes_media_without_the_texts_around_them():
+    assert find_snippets(jinja(ONLY_PARTS), {}).texts == {MediaKind.IMAGE: "<image>"}
+
+
+def test_a_template_that_iterates_over_parts_takes_a_turn_without_text():
+    silent = [QUESTION, Message(role="assistant"), Message(role="user", content="")]
+    text = jinja(ONLY_PARTS).render(silent, [], {})
+    assert text == "user Is it raining?assistant user "
 
 
 def test_a_refusal_quotes_the_words_on_the_conversation_as_it_came():
