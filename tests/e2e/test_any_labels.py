@@ -142,7 +142,7 @@ async def test_what_cannot_be_looked_for_is_refused(shared, extractor):
             code, details = await code_of(find(backend, "ba", labels))
             assert (code, details.startswith(problem)) == (CODE.INVALID_ARGUMENT, True), details
         code, details = await code_of(backend.stub.Embedding(pb.PredictOptions(Embeddings="a")))
-        assert (code, "finds labels" in details) == (CODE.UNIMPLEMENTED, True)
+        assert (code, "finds the labels of a call" in details) == (CODE.UNIMPLEMENTED, True)
         code, details = await code_of(backend.stub.Predict(pb.PredictOptions(Prompt="a")))
         assert (code, "entity extractor" in details) == (CODE.UNIMPLEMENTED, True)
 

@@ -443,7 +443,7 @@ def in_parts(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
 
 def _only_parts(content: JsonValue) -> JsonValue:
     # One that is empty too: templates look at the first part.
-    return _parts(content, "", "") or [{"type": "text", "text": ""}]
+    return list(_parts(content)) if content else [{"type": "text", "text": ""}]
 
 
 def part_content(turns: Sequence[Turn], empty: str | None) -> list[Turn]:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from golden import named_calls, named_format, play, tool_format
 from grammar_driver import tool_grammar
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tool_replies import FORMATS, tool
 from tool_walks import TinyVocabulary, is_whole
@@ -210,8 +210,17 @@ def chunks_of(text, seed):
 
 
 def same(name, reply):
-    """Return a reply as replies are compared: a quote of Gemma's may mean a quotation mark."""
-    return reply.replace(LITERAL.get(name, "\0"), '"')
+    """Return a reply as replies are compared.
+
+    A quote of Gemma's may mean a quotation mark, and whitespace between tags means nothing.
+    """
+    return re.sub(r">\s+<", "><", reply.replace(LITERAL.get(name, "\0"), '"'))
+
+
+def begins_with_tag(name, key, text):
+    """Tell whether a text begins with the tag of its own argument, with or without blanks."""
+    opened = CALLS[name][1].partition("VALUE")[0].replace("KEY", key).strip()
+    return name not in LITERAL and bool(opened) and text.lstrip().startswith(opened)
 
 
 def texts(name):
@@ -228,6 +237,8 @@ def test_what_the_grammar_allows_is_read_as_it_was_written(name, has_tokens, dat
     values = data.draw(st.fixed_dictionaries({"first": some}, optional={"text": some}))
     reply, seed = written(name, values), data.draw(st.integers(0, 99))
     if is_whole(compiled(name, has_tokens), reply, vocabulary_of(name, has_tokens)):
+        # An argument's tag that is there twice is a slip of the model's.
+        assume(not any(begins_with_tag(name, key, text) for key, text in values.items()))
         content, [(called, found)] = read(name, chunks_of(reply, seed))
         # Some text holds arguments in the format's own notation: then it is these.
         assert (content, called) == ("", "f")
