@@ -127,6 +127,25 @@ def _space_at(text: str, position: int) -> tuple[str, int] | None:
     return ("", UNDECIDED) if position == len(text) else None
 
 
+# Signs of a text without quotes, such as an address, and a word after it: no key, no operator.
+_SIGN = re.compile(r"""[^\s,()\[\]{}'"]""")
+_NEXT_WORD = re.compile(
+    r"""[^\S\n]+(?:(?![-+*/%]\s)[^\s,()\[\]{}='"#]+(?P<after>[^\S\n]*+[^\s]|\n)?)?"""
+)
+
+
+def _more_words_at(text: str, position: int) -> int:
+    """Tell whether a text without quotes goes on: models forget them around several words."""
+    if _SIGN.match(text, position):
+        return REFUTED
+    found = _NEXT_WORD.match(text, position)
+    if found is None:
+        return position
+    if found.end() == len(text) and not found["after"]:
+        return UNDECIDED
+    return REFUTED if found["after"] and not found["after"].endswith("=") else position
+
+
 class LiteralValue:
     """Consumes exactly one value."""
 
@@ -601,6 +620,9 @@ class LiteralValue:
 
     def _bare_text_ends_at(self, text: str, position: int) -> int:
         """Match text that may follow a text without quotes, which may have commas and brackets."""
+        is_argument = not (self._is_key or self._closers)
+        if is_argument and not self._syntax.has_bare_text and self._types & STRING:
+            return _more_words_at(text, position)
         if not self._is_key and self._syntax.has_bare_text and text[position] not in ",{}[]":
             return self._over_at(position)
         is_text = self._syntax.has_bare_text and self._types == STRING and not self._closers
