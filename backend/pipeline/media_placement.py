@@ -75,7 +75,7 @@ class PlacementMemory:
             if index in questions:
                 self._remember(_name(said.digest(), media, _total(used, counts)))
                 if any(counts.values()):
-                    self._remember(_name(_own(message), _slices(media, used, counts), counts))
+                    self._remember(_own_name(message, media, used, counts))
             used = _total(used, counts)
         return placed
 
@@ -85,9 +85,7 @@ class PlacementMemory:
             if self._knows(_name(said, media, _total(used, counts))):
                 return counts
         for counts in _guesses(media, used):
-            if any(counts.values()) and self._knows(
-                _name(_own(message), _slices(media, used, counts), counts)
-            ):
+            if any(counts.values()) and self._knows(_own_name(message, media, used, counts)):
                 return counts
         return {}
 
@@ -134,19 +132,16 @@ def _total(used: Counts, counts: Counts) -> Counts:
     return {kind: count + counts.get(kind, 0) for kind, count in used.items()}
 
 
-def _slices(media: Queues, used: Counts, counts: Counts) -> Queues:
-    """Return the media of one question."""
+def _own_name(message: Message, media: Queues, used: Counts, counts: Counts) -> bytes:
+    """Return a digest of a question and its own media, which is none of a conversation."""
     total = _total(used, counts)
-    return {kind: queue[used[kind] : total[kind]] for kind, queue in media.items()}
-
-
-def _own(message: Message) -> bytes:
-    """Return a digest of a question alone, which is no digest of a conversation."""
-    return hashlib.sha256(f"alone {message.content!r}".encode(errors="replace")).digest()
+    own = {kind: queue[used[kind] : total[kind]] for kind, queue in media.items()}
+    said = hashlib.sha256(f"alone {message.content!r}".encode(errors="replace"))
+    return _name(said.digest(), own, counts)
 
 
 def _name(said: bytes, media: Queues, used: Counts) -> bytes:
-    """Return a digest of a question and its media, or of a conversation and all media up to it."""
+    """Return a digest of what was said and of so many media."""
     digest = hashlib.sha256(said)
     for kind, queue in media.items():
         digest.update(f"{kind.value} {used[kind]}".encode())
