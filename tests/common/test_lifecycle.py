@@ -55,17 +55,13 @@ def test_the_first_signal_lets_the_process_finish(number):
         assert process.wait(30) == 0
 
 
-def test_the_second_signal_ends_a_process_whose_loop_is_blocked():
-    with start(after="import threading; threading.Event().wait()", twin_s=0) as process:
-        process.stdout.readline()
-        process.terminate()
-        assert process.stdout.readline() == "stopping\n"
-        process.terminate()
-        assert process.wait(30) < 0
-
-
-def test_a_later_signal_ends_a_process_that_waits():
-    with start(after="await asyncio.Event().wait()", twin_s=0) as process:
+@pytest.mark.parametrize(
+    "after",
+    ["import threading; threading.Event().wait()", "await asyncio.Event().wait()"],
+    ids=["a blocked loop", "a loop that waits"],
+)
+def test_a_later_second_signal_ends_the_process(after):
+    with start(after=after, twin_s=0) as process:
         process.stdout.readline()
         process.terminate()
         assert process.stdout.readline() == "stopping\n"
