@@ -299,16 +299,19 @@ class HelperPool(Generic[_ProcessT]):
 
     def _free_one(self, start: Callable[[], _ProcessT]) -> _ProcessT | None:
         """Return the first process that is free; none if there is nothing to wait for."""
+        has_begun = False
         while True:
             with self._changed:
                 while self.idle:
                     if (process := self.idle.pop()).is_alive:
                         return process
                     process.kill()
-                if not self._starting:
-                    if not self._busy:
-                        return None
+                if not (self._starting or self._busy):
+                    return None
+                if not (self._starting or has_begun):
+                    # If it does not start, another try would fail too.
                     self._begin(start)
+                    has_begun = True
                 self._changed.wait(POLL_S)
             require_caller()
 
@@ -365,7 +368,7 @@ class HelperPool(Generic[_ProcessT]):
                 process.kill()
                 raise
             self._keep(process, closed)
-        except (ProcessEndedError, TooLateError) as error:
+        except HelperError as error:
             # A job that waits for it starts one itself, and learns why that is impossible.
             log.debug("a helper process did not start: %r", error)
         finally:

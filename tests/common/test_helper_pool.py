@@ -110,6 +110,24 @@ def test_a_job_waits_for_no_successor_of_an_idle_process_while_another_is_idle()
     jobs.pool.close()
 
 
+def test_a_job_waits_for_the_process_of_another_if_no_more_can_start():
+    first, tries = Process(), queue.SimpleQueue()
+    jobs = Jobs([first])
+    jobs.begin()
+    assert jobs.made.get(timeout=60) is first
+
+    def start():
+        tries.put(None)
+        raise OSError("no room")
+
+    second = threading.Thread(target=lambda: jobs.answers.put(jobs.pool.run(start, Talk)))
+    second.start()
+    tries.get(timeout=60)
+    first.may_finish.set()
+    assert [jobs.answer(), jobs.answer()] == [first, first]
+    assert tries.empty()
+
+
 def test_a_job_learns_why_no_process_starts():
     def start():
         raise OSError("no room")
