@@ -19,6 +19,8 @@ from pathlib import Path
 
 NAME = "mlx-grpc-backend"
 
+log = logging.getLogger(__name__)
+
 
 def state_directory(
     environment: Mapping[str, str], platform: str = sys.platform, home: Path | None = None
@@ -60,8 +62,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _POLL_INTERVAL_S = 0.002
-
-log = logging.getLogger(__name__)
 
 
 class ForeignDirectoryError(OSError):

@@ -20,6 +20,8 @@ from typing import NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from common.machine_memory import ControlGroup, control_groups
 
+log = logging.getLogger(__name__)
+
 
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many cores this process can keep busy, at least one.
@@ -111,8 +113,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
-
-log = logging.getLogger(__name__)
 
 
 class StopRequest:

@@ -45,6 +45,8 @@ _DAMAGE = (
     struct.error,
 )
 
+log = logging.getLogger(__name__)
+
 
 class DamagedFileError(Exception):
     """A file does not match its header, or has none."""
@@ -192,8 +194,6 @@ _LISTED_NAMES = 3
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-log = logging.getLogger(__name__)
 
 
 class ForeignFileError(OSError):

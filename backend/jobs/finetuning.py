@@ -50,6 +50,8 @@ Row: TypeAlias = Mapping[str, Any]
 _VALIDATION_STRIDE = 10
 _SPEAKERS = {"human": "user", "gpt": "assistant", "system": "system", "tool": "tool"}
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
@@ -185,8 +187,6 @@ def _is_turn(value: object) -> bool:
 
 _VALIDATION_BATCHES = 25
 _VALIDATIONS = 50
-
-log = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):

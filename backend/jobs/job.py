@@ -22,6 +22,8 @@ COMPLETED, FAILED, STOPPED = "completed", "failed", "stopped"
 EXPORT_FORMS = "lora", "merged_16bit", "merged_4bit"
 FINAL_STATES = frozenset({COMPLETED, FAILED, STOPPED})
 
+log = logging.getLogger(__name__)
+
 
 class _Job(Struct, frozen=True, kw_only=True):
     """Common to all jobs.
@@ -190,8 +192,6 @@ SAVE_AND_STOP = b"save\n"
 # Limit of a progress line, in bytes.
 _LINE_LIMIT = 2**20
 _FAILURES = (OSError, ValueError, msgspec.MsgspecError)
-
-log = logging.getLogger(__name__)
 
 
 async def start_process() -> Process:

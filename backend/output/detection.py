@@ -30,6 +30,8 @@ _SLOTS = {
     Slot.INDEX: r"\d+",
 }
 
+log = logging.getLogger(__name__)
+
 
 def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat | None:
     """Return the format that writes most nearly this call, and reads it."""
@@ -107,8 +109,6 @@ def spelling_of(
             return spelling
     return None
 
-
-log = logging.getLogger(__name__)
 
 FormatT = TypeVar("FormatT", ReasoningFormat, ToolFormat)
 

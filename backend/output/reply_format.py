@@ -13,6 +13,8 @@ from backend.formats.registry import TURN_STARTS
 # The model's name in headers that a template may leave open.
 _MODEL = "assistant"
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
@@ -105,9 +107,6 @@ def _ends_like_a_sentence(output_format: OutputFormat) -> bool:
 
 def _last(markers: tuple[str, ...], text: str) -> int:
     return max((text.rfind(marker) for marker in markers), default=-1)
-
-
-log = logging.getLogger(__name__)
 
 
 @lru_cache

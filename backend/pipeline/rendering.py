@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 # An invisible character of zero width.
 _WORD_JOINER = "\u2060"
 
+log = logging.getLogger(__name__)
+
 
 class Placeholders(Disarmer):
     """The texts that represent media, or parts of them, in a model's prompts."""
@@ -333,9 +335,6 @@ def _shared_tokens(
 
 def _field_name(kind: MediaKind) -> str:
     return f"{kind.value.capitalize()}s"
-
-
-log = logging.getLogger(__name__)
 
 
 def render(call: GenerationCall, model: ServedModel) -> Prompt:

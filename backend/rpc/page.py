@@ -45,6 +45,8 @@ _HEADERS = (
     ("Cache-Control", "no-store"),
 )
 
+log = logging.getLogger(__name__)
+
 
 class UnavailableError(Exception):
     """The data is not available; the message says why."""
@@ -127,8 +129,6 @@ def _refusal(status: HTTPStatus, problem: str) -> Answer:
 
 
 _ANSWER_TIMEOUT_S = 10.0
-
-log = logging.getLogger(__name__)
 
 
 class PageServer:

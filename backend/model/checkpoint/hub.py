@@ -22,6 +22,8 @@ from backend.errors import DownloadError, ModelNotFoundError, UnsupportedModelEr
 from backend.model.checkpoint.fetch import EXIT_NOT_FOUND
 from common.process import in_own_thread
 
+log = logging.getLogger(__name__)
+
 
 def candidates(text: str, models_dir: Path | None) -> list[Path]:
     """Return the possible locations of a path, best first: hosts send paths below their models."""
@@ -83,8 +85,6 @@ Progress: TypeAlias = Callable[[int, int], None]
 TERMINATE_TIMEOUT_S = 5.0
 
 _HUB_ID = re.compile(r"(?:hf://|huggingface://)?([\w][\w.-]{0,95}/[\w][\w.-]{0,95})", re.ASCII)
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

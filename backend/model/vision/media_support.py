@@ -34,6 +34,8 @@ _FPS = 2.0
 _SECONDS = 1.0
 _LOUDNESS = 0.1
 
+log = logging.getLogger(__name__)
+
 
 def sample(
     kind: MediaKind, *, sampling_rate: int, number: int = 0, has_own_size: bool = True
@@ -192,8 +194,6 @@ _NO_PLACE = "mlx-vlm puts it before the whole prompt, which this backend does no
 _WORD = "Qx7"
 # The second picture has another shape.
 _SAMPLES = 2
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

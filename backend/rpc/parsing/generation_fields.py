@@ -74,6 +74,8 @@ _NUMBERS = {
     "frequency_penalty": "FrequencyPenalty",
 }
 
+log = logging.getLogger(__name__)
+
 
 def sampling_params(request: pb.PredictOptions, defaults: RequestDefaults) -> SamplingParams:
     """Return the sampling of a request."""
@@ -150,8 +152,6 @@ PROMPT_FIELDS = (
 )
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 def generation_call(

@@ -35,6 +35,8 @@ from backend.rpc.parsing.checks import (
     truth,
 )
 
+log = logging.getLogger(__name__)
+
 
 def media(request: pb.PredictOptions, limits: MediaLimits) -> tuple[Medium, ...]:
     """Return the audios, images and videos of a request, each kind in its own order.
@@ -296,8 +298,6 @@ _DATE = re.compile(r"_[0-9]{8}$")
 _SUBSET_TYPE = "allowed_tools"
 _PARALLEL_KEY = "parallel_tool_calls"
 _NOT_PARALLEL_KEY = "disable_parallel_tool_use"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ from backend.sampling.grammar.writer import (
     sequence,
 )
 
+log = logging.getLogger(__name__)
+
 
 class _AroundMessages:
     """Thoughts and preambles as messages before a call, which comes last, or an answer."""
@@ -309,8 +311,6 @@ _MAX_CHECKS = 200
 _SEARCH_S, _ALL_SEARCHES_S = 2.0, 8.0
 _NOT_COMPILED = "cannot be compiled"
 _KEPT = frozenset({"type", "$defs", "additionalProperties"})
-
-log = logging.getLogger(__name__)
 
 
 class _HeldTool:
