@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
-from operator import attrgetter
-from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -21,24 +19,9 @@ from backend.config import (
 )
 from backend.core.model import ModelKind
 from backend.core.request import GenerationCall
-from backend.core.step import (
-    ContentDelta,
-    Delta,
-    Finish,
-    Increment,
-    ReasoningDelta,
-    ToolCallDelta,
-    Usage,
-)
-from backend.errors import (
-    BackendError,
-    ModelNotLoadedError,
-    ModelReplacedError,
-    WrongModelError,
-)
-from backend.jobs.job import COMPLETED, FineTuning, JobBoard, Progress, Quantization
-from backend.jobs.scratch import list_checkpoints
-from backend.output.collect import Collector, Completion, to_json
+from backend.core.step import Increment
+from backend.errors import BackendError, ModelNotLoadedError, ModelReplacedError, WrongModelError
+from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.pb import backend_pb2_grpc
 from backend.pipeline import worker_pool
@@ -48,21 +31,10 @@ from backend.pipeline.generate import detokenize, generate, tell_format, tokeniz
 from backend.pipeline.scores import embed, rerank, score
 from backend.pipeline.served_model import ServedEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
-from backend.rpc.host_rules import (
-    AnswerlessReply,
-    is_load_for_jobs,
-    ruling_named,
-    unmet_wishes,
-)
+from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, ruling_named, unmet_wishes
+from backend.rpc.job_servicer import JobServicer
 from backend.rpc.parsing.checks import require_at_most
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
-from backend.rpc.parsing.job_fields import (
-    fine_tuning,
-    job_id,
-    model_export,
-    quantization,
-    required_path,
-)
 from backend.rpc.parsing.load_options import model_named, model_options
 from backend.rpc.parsing.scoring_fields import (
     classify_call,
@@ -77,6 +49,7 @@ from backend.rpc.parsing.scoring_fields import (
     transcript_result,
     transcription_call,
 )
+from backend.rpc.replies import completion_reply, increment_reply, token_response
 from backend.rpc.reports import metadata_response, metrics_response, status_response
 from common.log import shortened
 from common.machine_memory import Heap
@@ -84,202 +57,6 @@ from common.process import in_own_thread
 from common.rpc import Context, identity_mismatch, present_request_bytes
 
 # ruff: noqa: N802 - the methods have the names of the RPCs
-
-
-class JobServicer:
-    """The part of the service that starts jobs and reports their progress.
-
-    Attributes:
-        models_dir: The models directory of the latest LoadModel; empty for none.
-    """
-
-    def __init__(self, download_environment: Mapping[str, str]) -> None:
-        self.models_dir = ""
-        self._jobs = JobBoard(download_environment)
-
-    async def close_jobs(self) -> None:
-        """End all jobs."""
-        await self._jobs.close()
-
-    async def StartFineTune(
-        self, request: pb.FineTuneRequest, _context: Context
-    ) -> pb.FineTuneJobResult:
-        """Start a training."""
-        job = fine_tuning(request, self.models_dir)
-        started = self._jobs.start(job, job_id(request.job_id))
-        return pb.FineTuneJobResult(job_id=started, success=True, message="started")
-
-    async def FineTuneProgress(self, request: pb.FineTuneProgressRequest, context: Context) -> None:
-        """Send the progress of a training until it ends."""
-        updates = self._jobs.updates(request.job_id, FineTuning)
-        await _send(context, updates, partial(_training_update, request.job_id))
-
-    async def StopFineTune(self, request: pb.FineTuneStopRequest, _context: Context) -> pb.Result:
-        """End a training."""
-        progress = await self._jobs.stop(
-            request.job_id, FineTuning, keeps_weights=request.save_checkpoint
-        )
-        is_kept = bool(progress.path) or not request.save_checkpoint
-        return pb.Result(success=is_kept, message=progress.message)
-
-    async def ListCheckpoints(
-        self, request: pb.ListCheckpointsRequest, _context: Context
-    ) -> pb.ListCheckpointsResponse:
-        """Answer with the complete checkpoints of a directory, the earliest first."""
-        directory = Path(required_path("output_dir", request.output_dir))
-        found = await asyncio.to_thread(list_checkpoints, directory)
-        return pb.ListCheckpointsResponse(
-            checkpoints=[
-                pb.CheckpointInfo(
-                    path=str(each.path),
-                    step=each.step,
-                    epoch=each.epoch,
-                    loss=each.loss,
-                    created_at=each.created_at,
-                )
-                for each in found
-            ]
-        )
-
-    async def ExportModel(self, request: pb.ExportModelRequest, _context: Context) -> pb.Result:
-        """Write a checkpoint in another form, and answer when it is done."""
-        progress = await self._jobs.export(model_export(request, self.models_dir))
-        return pb.Result(success=progress.status == COMPLETED, message=progress.message)
-
-    async def StartQuantization(
-        self, request: pb.QuantizationRequest, _context: Context
-    ) -> pb.QuantizationJobResult:
-        """Start a quantisation."""
-        job = quantization(request, self.models_dir)
-        started = self._jobs.start(job, job_id(request.job_id))
-        return pb.QuantizationJobResult(job_id=started, success=True, message="started")
-
-    async def QuantizationProgress(
-        self, request: pb.QuantizationProgressRequest, context: Context
-    ) -> None:
-        """Send the progress of a quantisation until it ends."""
-        updates = self._jobs.updates(request.job_id, Quantization)
-        await _send(context, updates, partial(_quantisation_update, request.job_id))
-
-    async def StopQuantization(
-        self, request: pb.QuantizationStopRequest, _context: Context
-    ) -> pb.Result:
-        """End a quantisation."""
-        progress = await self._jobs.stop(request.job_id, Quantization)
-        return pb.Result(success=True, message=progress.message)
-
-
-async def _send(
-    context: Context,
-    updates: AsyncGenerator[Progress, None],
-    as_message: Callable[[Progress], Message],
-) -> None:
-    async with aclosing(updates):
-        async for progress in updates:
-            await context.write(as_message(progress))
-
-
-def _training_update(job: str, progress: Progress) -> pb.FineTuneProgressUpdate:
-    return pb.FineTuneProgressUpdate(
-        job_id=job,
-        current_step=progress.step,
-        total_steps=progress.total_steps,
-        current_epoch=progress.epoch,
-        total_epochs=progress.total_epochs,
-        loss=progress.loss,
-        learning_rate=progress.learning_rate,
-        eval_loss=progress.eval_loss,
-        eta_seconds=progress.eta_s,
-        progress_percent=progress.percent,
-        status=progress.status,
-        message=progress.message,
-        checkpoint_path=progress.path,
-        extra_metrics=progress.metrics,
-    )
-
-
-def _quantisation_update(job: str, progress: Progress) -> pb.QuantizationProgressUpdate:
-    return pb.QuantizationProgressUpdate(
-        job_id=job,
-        progress_percent=progress.percent,
-        status=progress.status,
-        message=progress.message,
-        output_file=progress.path,
-        extra_metrics=progress.metrics,
-    )
-
-
-def increment_reply(increment: Increment) -> pb.Reply:
-    """Return the reply for one increment; its deltas are empty when it carries no text."""
-    deltas = list(map(_chat_delta, increment.deltas))
-    return _reply(deltas, increment.usage, increment.finish)
-
-
-async def token_response(token_ids: Sequence[int]) -> bytes:
-    """Return the serialised answer with all ids; many are written on a thread."""
-    pieces = _token_pieces(token_ids)
-    if len(token_ids) <= IDS_PER_PIECE:
-        return b"".join(pieces)
-    return b"".join(await worker_pool.run_in_turns(pieces, size_bytes=len(token_ids)))
-
-
-def _token_pieces(token_ids: Sequence[int]) -> Iterator[bytes]:
-    """Yield messages that are, one after the other, one with the values of all."""
-    yield pb.TokenizationResponse(length=len(token_ids)).SerializeToString()
-    for start in range(0, len(token_ids), IDS_PER_PIECE):
-        piece = pb.TokenizationResponse(tokens=token_ids[start : start + IDS_PER_PIECE])
-        yield piece.SerializeToString()
-
-
-def completion_reply(completion: Completion) -> pb.Reply:
-    """Return the reply for a whole completion: one delta per channel, the calls together."""
-    calls = [
-        pb.ToolCallDelta(
-            index=call.index, id=call.call_id, name=call.name, arguments=call.arguments or "{}"
-        )
-        for call in completion.tool_calls
-    ]
-    deltas = (
-        pb.ChatDelta(reasoning_content=completion.reasoning),
-        pb.ChatDelta(content=completion.content),
-        pb.ChatDelta(tool_calls=calls),
-    )
-    return _reply(deltas, completion.usage, completion.finish)
-
-
-def _reply(deltas: Sequence[pb.ChatDelta], usage: Usage, finish: Finish | None) -> pb.Reply:
-    return pb.Reply(
-        message="".join(map(_content, deltas)).encode(),
-        chat_deltas=[delta for delta in deltas if delta.ByteSize()],
-        tokens=usage.completion_tokens,
-        prompt_tokens=usage.prompt_tokens,
-        timing_prompt_processing=usage.prefill_ms,
-        timing_token_generation=usage.decode_ms,
-        logprobs=to_json(finish.logprobs) if finish and finish.logprobs else b"",
-    )
-
-
-_content = attrgetter("content")
-
-
-def _chat_delta(delta: Delta) -> pb.ChatDelta:
-    match delta:
-        case ContentDelta(text):
-            return pb.ChatDelta(content=text)
-        case ReasoningDelta(text):
-            return pb.ChatDelta(reasoning_content=text)
-        case ToolCallDelta(index, call_id, name, arguments):
-            call = pb.ToolCallDelta(index=index, id=call_id, name=name, arguments=arguments)
-            return pb.ChatDelta(tool_calls=[call])
-        case _:
-            assert_never(delta)
-
-
-# ruff: noqa: N802 - the methods have the names of the RPCs
-
-
-# A third of a millisecond.
-IDS_PER_PIECE = 2**12
 
 log = logging.getLogger(__name__)
 

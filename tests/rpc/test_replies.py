@@ -18,7 +18,7 @@ from backend.core.step import (
 from backend.output.collect import Collector
 from backend.pb import backend_pb2 as pb
 from backend.rpc.parsing.scoring_fields import embedding_result
-from backend.rpc.servicer import (
+from backend.rpc.replies import (
     IDS_PER_PIECE,
     completion_reply,
     increment_reply,

@@ -25,7 +25,7 @@ REQUEST = (("backend.rpc.servicer", "PredictStream"), ("backend.engine.engine", 
 """The calls that begin and end the walk of a request in the server."""
 
 TURN = ("backend.engine.loop", "turn")
-REPLY = ("backend.rpc.servicer", "increment_reply")
+REPLY = ("backend.rpc.replies", "increment_reply")
 SUBMIT = ("backend.engine.engine", "submit")
 
 
