@@ -26,7 +26,7 @@ from backend.engine.passes.agreement import ALONE, Ranks
 from backend.engine.passes.caches import CacheFactory, make_cache_factory
 from backend.engine.plan import Batching, BatchPlan, FreshCaches
 from backend.engine.port import Port
-from backend.engine.prefix_store import DiskSettings, make_prefix_store
+from backend.engine.prefix_store import DiskSettings, PrefixStore
 from backend.engine.rows.admission import (
     KvProfile,
     Reservations,
@@ -156,7 +156,7 @@ def assemble_loop(
     )
     disk = _disk_settings(model, options, port)
     packing, several = Packing(tuning.prompt_cache.cache_bits), ranks.are_several
-    prefixes = make_prefix_store(fresh_caches, cache_size, packing, disk, is_replicated=several)
+    prefixes = PrefixStore(fresh_caches, cache_size, packing, disk, is_replicated=several)
     model = replace(model, card=replace(model.card, reuse=prefixes.reuse))
     profile = _profile(model, fresh_caches, draft)
     _log_memory(profile, budget_bytes)

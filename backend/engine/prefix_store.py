@@ -21,7 +21,7 @@ from backend.cache.node_files import NodeHeader
 from backend.cache.prompt_cache import PrefixHit, PromptCache
 from backend.cache.radix import TokenKey, agrees_again
 from backend.config import COPY_PIECE_BYTES, CUT_PER_LOSS
-from backend.core.metric_table import Values, zeros
+from backend.core.metric_table import Values
 from backend.core.model import Reuse
 from backend.core.prefix_listing import ListingRequest, PromptCacheListing
 from backend.core.prompt import Place
@@ -155,95 +155,6 @@ class DiskLink:
             )
 
 
-class PrefixStore:
-    """Restores rows from a prompt cache and saves them to it; belongs to the main thread.
-
-    This one is for models without a prompt cache: it stores nothing.
-    """
-
-    @property
-    def reuse(self) -> Reuse:
-        """Where prefixes can be resumed."""
-        return Reuse.ANYWHERE
-
-    def refer(self) -> None:
-        """Let rows use the store in place from now on; none has caches at present."""
-
-    def fetch(self, row: Row) -> bool:  # noqa: ARG002
-        """Start reading a new row's prefix from disk; false if no wait is needed."""
-        return False
-
-    def take_in(self, fetched: Fetched) -> None:
-        """Store nodes read from disk for a row."""
-
-    def claim(self, row: Row) -> None:
-        """Protect the stored part of a row's prompt: others are evicted first."""
-
-    def sharable(self, row: Row) -> Sharing:  # noqa: ARG002
-        """Return the part of the store that a new row would use in place."""
-        return Sharing()
-
-    def use(self, row: Row, tokens: int) -> None:
-        """Pin the first positions of a row until it leaves; 0 is none."""
-
-    @property
-    def used_tokens(self) -> int:
-        """The tokens of the store that rows use in place, shared ones once."""
-        return 0
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the store."""
-        return 0
-
-    def restore(self, row: Row) -> None:
-        """Restore the stored part of a prefilling row's prompt, if it has less.
-
-        Cheap if nothing was stored since the last call for this row.
-        """
-
-    def room(self, row: Row) -> int:
-        """Return how many tokens the row may prefill before it must be saved."""
-        return row.prefill_left
-
-    def save(self, row: Row) -> None:
-        """Store a row's prefilled tokens, if it is time."""
-
-    def leave(self, row: Row) -> None:
-        """Store all computed tokens of a row, and release its path."""
-
-    def expect(self, request_id: str, *, is_again: bool = False) -> None:
-        """Record that another request will continue an ended one, or send its prompt again."""
-
-    def record(self, row: Row) -> None:
-        """Count a row with its first token."""
-
-    def leave_room(self, nbytes: int) -> None:
-        """Limit the store to this size, and to the budget."""
-
-    @property
-    def wants_rest(self) -> bool:
-        """Whether `rest` would have something to do."""
-        return False
-
-    def rest(self) -> None:
-        """Write nodes to disk that are not there yet; called when the engine is idle."""
-
-    def close(self) -> None:
-        """Write the rest, for a limited time."""
-
-    def metrics(self) -> Values:
-        """Return its numbers."""
-        return zeros()
-
-    def listing(self, request: ListingRequest) -> PromptCacheListing:  # noqa: ARG002
-        """List the nodes in memory."""
-        return PromptCacheListing()
-
-    def check(self) -> None:
-        """Raise AssertionError unless the counts are right."""
-
-
 SAVE_INTERVAL_TOKENS = 2048
 # Reusing tokens that another row computed meanwhile costs a rebuild.
 MIN_GAIN_TOKENS = 64
@@ -255,49 +166,37 @@ CAUSE_TOKENS = 16
 _FAILURES = (CaptureError, RuntimeError, ValueError, TypeError, LookupError, MemoryError)
 
 
-def make_prefix_store(
-    fresh_caches: FreshCaches,
-    budget: Size,
-    packing: Packing,
-    disk: DiskSettings,
-    *,
-    forecast: Forecast | None = None,
-    is_replicated: bool = False,
-) -> PrefixStore:
-    """Return the prefix store of a model, or one that stores nothing if storing is impossible.
+class PrefixStore:
+    """Restores rows from a prompt cache and saves them to it; belongs to the main thread.
 
-    Args:
-        disk: Receives evicted and idle nodes, if set.
-        forecast: The likelihood of future requests; `None` learns it from past ones.
+    Without a budget, or for a model whose caches cannot be stored, it stores nothing.
     """
-    layout = CacheLayout.of(fresh_caches(), packing) if budget.nbytes else None
-    if layout is None:
-        return PrefixStore()
-    return CachingPrefixStore(
-        fresh_caches, layout, budget, disk, forecast, is_replicated=is_replicated
-    )
-
-
-class CachingPrefixStore(PrefixStore):
-    """Stores the prefixes of one loaded model in a prompt cache; see `make_prefix_store`."""
 
     def __init__(
         self,
         fresh_caches: FreshCaches,
-        layout: CacheLayout,
         budget: Size,
+        packing: Packing,
         disk: DiskSettings,
-        forecast: Forecast | None = None,
         *,
+        forecast: Forecast | None = None,
         is_replicated: bool = False,
     ) -> None:
+        """Start empty.
+
+        Args:
+            disk: Receives evicted and idle nodes, if set.
+            forecast: The likelihood of future requests; `None` learns it from past ones.
+        """
         self.fresh_caches = fresh_caches
         self._overlooked = () if is_replicated else _FAILURES
-        self.layout = layout
-        self._budget_bytes = budget.nbytes
-        self._disk = DiskLink(disk, ends_at_snapshots=layout.has_state)
+        found = CacheLayout.of(fresh_caches(), packing) if budget.nbytes else None
+        self._is_on = found is not None
+        self.layout = layout = found or CacheLayout((), packing)
+        self._budget_bytes = budget.nbytes if found else 0
+        self._disk = DiskLink(disk if found else DiskSettings(), ends_at_snapshots=layout.has_state)
         self.store = PromptCache(
-            budget.nbytes,
+            self._budget_bytes,
             layout.usable,
             thinning=layout.thinning,
             on_evict=self._disk.write_evicted,
@@ -311,19 +210,29 @@ class CachingPrefixStore(PrefixStore):
         """Where prefixes can be resumed."""
         return self.layout.reuse
 
+    def _reuses(self, row: Row) -> bool:
+        """Tell whether a row may take its prefix from the store."""
+        return self._is_on and row.may_reuse
+
+    def _remembers(self, row: Row) -> bool:
+        """Tell whether a row's fed tokens may be stored."""
+        return self._is_on and row.is_remembered
+
     def refer(self) -> None:
-        """Let rows use nodes in place: what is stored stays as it is."""
-        if layout := CacheLayout.of(self.fresh_caches(), self.layout.packing):
+        """Let rows use nodes in place from now on; none has caches at present."""
+        if self._is_on and (layout := CacheLayout.of(self.fresh_caches(), self.layout.packing)):
             self.layout = layout
 
     def fetch(self, row: Row) -> bool:
-        """Ask the disk for nodes that memory lacks, if worthwhile."""
+        """Start reading a new row's prefix from disk; false if no wait is needed or worthwhile."""
+        if not self._is_on:
+            return False
         known = self.store.stored(row.prompt_key)
         lacks = len(row.prompt_key) - known
         return lacks >= MIN_FETCH_TOKENS and self._disk.read(row, known)
 
     def take_in(self, fetched: Fetched) -> None:
-        """Store nodes while there is room; none of them is written again."""
+        """Store nodes read from disk while there is room; none of them is written again."""
         for node in fetched.nodes:
             try:
                 segment = from_plain(node.segment)
@@ -335,14 +244,14 @@ class CachingPrefixStore(PrefixStore):
                 return
 
     def claim(self, row: Row) -> None:
-        """Look the prompt up, which makes its path the most recent one."""
-        if row.may_reuse:
+        """Protect the stored part of a row's prompt: others are evicted first."""
+        if self._reuses(row):
             self._lookup(row)
 
     def sharable(self, row: Row) -> Sharing:
-        """Look the prompt up without side effects."""
+        """Return the part of the store that a new row would use in place; changes nothing."""
         key = row.prompt_key
-        path = self.store.preview(key) if row.may_reuse else ()
+        path = self.store.preview(key) if self._reuses(row) else ()
         length = sum(piece.tokens for piece in path)
         if row.splits_medium(length) and (span := row.media_at(length)):
             path = self.store.preview(key[: span.start + 1])
@@ -350,23 +259,26 @@ class CachingPrefixStore(PrefixStore):
         return Sharing(tokens, self.store.used_tokens(key[:tokens]))
 
     def use(self, row: Row, tokens: int) -> None:
-        """Pin the row's prefix."""
+        """Pin the first positions of a row until it leaves; 0 is none."""
         row.share(tokens)
         self.store.use(row.request_id, row.prompt_key[:tokens])
 
     @property
     def used_tokens(self) -> int:
-        """The tokens that rows use in place."""
+        """The tokens of the store that rows use in place, shared ones once."""
         return self.store.used_tokens(TokenKey(b""))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all nodes."""
+        """The size of the store."""
         return self.store.nodes.size.nbytes
 
     def restore(self, row: Row) -> None:
-        """Look the prompt up, unless the last lookup failed and nothing was stored since."""
-        if row.may_reuse and row.seen_version != self.store.version:
+        """Restore the stored part of a prefilling row's prompt, if it has less.
+
+        Cheap if nothing was stored since the last call for this row.
+        """
+        if self._reuses(row) and row.seen_version != self.store.version:
             self._restore(row)
             self._note_shared(row)
 
@@ -387,7 +299,7 @@ class CachingPrefixStore(PrefixStore):
         return hit
 
     def room(self, row: Row) -> int:
-        """Stop at the next snapshot."""
+        """Return how many tokens the row may prefill before the next snapshot."""
         if not self.layout.has_state:
             return row.prefill_left
         ahead = [place for place in row.boundaries if place > row.fed]
@@ -396,16 +308,19 @@ class CachingPrefixStore(PrefixStore):
 
     def save(self, row: Row) -> None:
         """Store at boundaries and at intervals; with windows always, because they forget."""
-        if row.splits_medium(row.fed) or not row.is_remembered:
+        if row.splits_medium(row.fed) or not self._remembers(row):
             return
         if self.layout.has_windows or self._is_due(row):
             self._save(row)
             self._share(row)
 
     def leave(self, row: Row) -> None:
-        """Store beyond boundaries too: the next prompt may start with the reply."""
+        """Store all computed tokens of a row, and release its path.
+
+        Beyond boundaries too: the next prompt may start with the reply.
+        """
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
-        if is_whole and row.fed > row.saved and row.is_remembered:
+        if is_whole and row.fed > row.saved and self._remembers(row):
             self._save(row)
         if self.layout.thinning is not None:
             next_question = row.request.prompt.next_question
@@ -416,30 +331,31 @@ class CachingPrefixStore(PrefixStore):
             self.expect(row.request_id)
 
     def expect(self, request_id: str, *, is_again: bool = False) -> None:
-        """Keep the prefix of a request for longer, or that of its prompt alone."""
+        """Record that another request will continue an ended one, or send its prompt again."""
         self.store.expect(request_id, is_again=is_again)
 
     def record(self, row: Row) -> None:
-        """Count the prompt, and its restored tokens."""
-        prompt_tokens = len(row.request.prompt.token_ids)
-        self.store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
+        """Count a row with its first token: its prompt, and what was restored of it."""
+        if self._is_on:
+            prompt_tokens = len(row.request.prompt.token_ids)
+            self.store.record(prompt_tokens, row.cached_tokens, row.hit_kind)
 
     def leave_room(self, nbytes: int) -> None:
-        """Let the store shrink, or grow back."""
+        """Limit the store to this size, and to the budget."""
         self._note_lost()
         self.store.resize(min(nbytes, self._budget_bytes))
 
     @property
     def wants_rest(self) -> bool:
-        """Whether the store has nodes that are not on disk."""
+        """Whether `rest` would have something to do."""
         return self._disk.is_open and self.store.has_unsaved
 
     def rest(self) -> None:
-        """Write nodes that are not on disk."""
+        """Write nodes to disk that are not there yet; called when the engine is idle."""
         self.store.save(self._disk.write)
 
     def close(self) -> None:
-        """Write nodes that are not on disk, as time allows."""
+        """Write the rest, for a limited time."""
         self.rest()
         self._disk.close()
 
@@ -452,7 +368,7 @@ class CachingPrefixStore(PrefixStore):
         return self.store.listing(request, has_disk=self._disk.is_open)
 
     def check(self) -> None:
-        """Check the store."""
+        """Raise AssertionError unless the counts are right."""
         self.store.check()
 
     def _is_due(self, row: Row) -> bool:

@@ -24,7 +24,7 @@ from backend.core.model import Reuse
 from backend.core.prompt import Message, Prompt
 from backend.core.request import GenerationCall, GenerationParams, GenerationRequest
 from backend.engine.messages.protocol import DiskNews, Fetched
-from backend.engine.prefix_store import DiskSettings, PrefixStore, make_prefix_store
+from backend.engine.prefix_store import DiskSettings, PrefixStore
 from backend.engine.rows.row import Row
 from backend.model.checkpoint.upstream import import_mlx_lm
 from backend.model.loader import load
@@ -262,7 +262,7 @@ def _store(
     network: FillingNetwork, nbytes: int, disk: DiskSettings, forecast: Forecast | None = None
 ) -> PrefixStore:
     budget = Size(nbytes, math.inf)
-    return make_prefix_store(network.fresh_caches, budget, Packing(None), disk, forecast=forecast)
+    return PrefixStore(network.fresh_caches, budget, Packing(None), disk, forecast=forecast)
 
 
 def _serve(row: Row, turn: Turn, network: FillingNetwork, store: PrefixStore) -> None:

@@ -21,7 +21,7 @@ from backend.cache.kv import UNPACKED, Size
 from backend.core.prompt import Prompt
 from backend.core.request import GenerationParams, GenerationRequest
 from backend.engine.plan import Caches, Decoder, FreshCaches
-from backend.engine.prefix_store import DiskSettings, make_prefix_store
+from backend.engine.prefix_store import DiskSettings, PrefixStore
 from backend.engine.rows.row import Row
 
 BUDGET = Size(2**40, math.inf)
@@ -42,7 +42,7 @@ class OwnStore:
     """Our prompt cache, as rows use it."""
 
     def __init__(self, fresh_caches: FreshCaches) -> None:
-        self._keeper = make_prefix_store(fresh_caches, BUDGET, UNPACKED, DiskSettings())
+        self._keeper = PrefixStore(fresh_caches, BUDGET, UNPACKED, DiskSettings())
 
     def insert(self, token_ids: Sequence[int], caches: Caches) -> None:
         """Store a row with this progress."""

@@ -17,7 +17,7 @@ from backend.core.step import FinishReason, PrefillDone
 from backend.engine import loop
 from backend.engine.loop import IDLE_TIMEOUT_S, LEAST_CLEARED_BYTES
 from backend.engine.messages.protocol import Submit
-from backend.engine.prefix_store import CachingPrefixStore
+from backend.engine.prefix_store import PrefixStore
 from backend.engine.rows.row import Row
 from backend.errors import GenerationFailedError
 from backend.model.device import DEVICE
@@ -354,7 +354,7 @@ def test_a_request_that_cannot_be_taken_in_fails_alone(networks, monkeypatch):
     def refuse(_keeper, _row):
         raise RuntimeError("no way to the disk")
 
-    monkeypatch.setattr(CachingPrefixStore, "fetch", refuse)
+    monkeypatch.setattr(PrefixStore, "fetch", refuse)
     driver.turn(Submit(bad))
     driver.run()
     assert "no way to the disk" in str(driver.outcome(bad).error)
@@ -372,7 +372,7 @@ def test_books_that_fail_cost_no_request_a_token_or_its_end(networks, monkeypatc
         if next(calls) == failing:
             raise RuntimeError("no memory to copy what gives way")
 
-    monkeypatch.setattr(CachingPrefixStore, "leave_room", leave_room)
+    monkeypatch.setattr(PrefixStore, "leave_room", leave_room)
     requests = [make_request(f"r{i}", prompt_of(20 + i, i), max_tokens=6) for i in range(3)]
     outcomes = driver.run(*requests)
     assert next(calls) > failing
@@ -388,7 +388,7 @@ def test_a_prompt_whose_path_cannot_be_held_tells_no_wrong_time(networks, monkey
     def claim(_keeper, _row):
         raise RuntimeError("no path")
 
-    monkeypatch.setattr(CachingPrefixStore, "claim", claim)
+    monkeypatch.setattr(PrefixStore, "claim", claim)
     driver.loop.requests.submit(make_request("a", prompt_of(20)))
     while not driver.desk.published:
         driver.loop.turn()

@@ -155,7 +155,7 @@ class Driver:
         from backend.engine.parts import Resources
         from backend.engine.passes.caches import make_cache_factory
         from backend.engine.plan import Batching, BatchPlan
-        from backend.engine.prefix_store import DiskSettings, make_prefix_store
+        from backend.engine.prefix_store import DiskSettings, PrefixStore
         from backend.engine.rows.admission import KvProfile, Reservations
 
         model = model_of(network, vocab, batches=batches)
@@ -174,7 +174,7 @@ class Driver:
             post=self.desk.post,
         )
         budget_bytes = 2**30 if cache.max_cache_bytes is None else cache.max_cache_bytes
-        keeper = make_prefix_store(
+        keeper = PrefixStore(
             fresh_caches,
             Size(budget_bytes, prompt_cache_arrays(model)),
             Packing(cache.cache_bits),
