@@ -115,10 +115,22 @@ class HelperProcess:
         return self.process.poll() is None
 
     def await_start(self) -> None:
-        """Wait until the process has finished its imports."""
+        """Wait until the process has finished its imports.
+
+        Raises:
+            ProcessEndedError: It has ended, or takes too long.
+        """
         if not self._is_ready:
-            self.receive(time.monotonic() + START_S)
+            try:
+                self.has_begun(time.monotonic() + START_S)
+            except TooLateError as error:
+                # Its job is not the reason.
+                raise ProcessEndedError(was_killed=True) from error
             self._is_ready = True
+
+    def has_begun(self, deadline: float) -> None:
+        """Take the answers that come before any job."""
+        self.receive(deadline)
 
     def await_end(self) -> None:
         """Wait until the process has closed its socket, or was killed here."""
@@ -222,6 +234,32 @@ class Conversation(Protocol[_AnswerT_co]):
         """Wait for the answers that nobody wants any more, until a time."""
 
 
+class Question:
+    """A job with one answer."""
+
+    def __init__(self, process: HelperProcess, data: bytes, limit_s: float) -> None:
+        self._process = process
+        self._data = data
+        self._limit_s = limit_s
+        self.owed = 0
+
+    def held(self) -> bytes:
+        """Send the job, and return the answer."""
+        deadline = time.monotonic() + self._limit_s
+        self.owed = 1
+        self._process.send(self._data, deadline)
+        answer = self._process.receive(deadline)
+        self.owed = 0
+        return answer
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the answer that nobody wants any more, until a time."""
+        if self.owed:
+            with suppress(HelperError):
+                self._process.receive(deadline, no_reader_required)
+                self.owed = 0
+
+
 class HelperPool(Generic[_ProcessT]):
     """A few processes, started on demand; used from any thread. Those in `idle` have no job.
 
@@ -233,7 +271,7 @@ class HelperPool(Generic[_ProcessT]):
         self,
         count: int,
         *,
-        grace_s: float,
+        grace_s: float = 0.0,
         retries_ended: bool = False,
         replaces_idle: bool = False,
     ) -> None:
@@ -324,6 +362,7 @@ class HelperPool(Generic[_ProcessT]):
         talk, is_lost = begin(process), False
         self._count_busy(1)
         try:
+            process.await_start()
             return talk.held()
         except AbandonedError:
             talk.finish(time.monotonic() + self._grace_s)

@@ -82,7 +82,6 @@ class _Decoding:
         self._head: Head | None = None
 
     def held(self) -> Decoded:
-        self.process.await_start()
         require_caller()
         self.owed = 1
         self.process.send(msgspec.msgpack.encode(self._job), self._deadline)

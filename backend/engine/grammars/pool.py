@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import msgspec
@@ -37,17 +38,20 @@ from backend.core.guide import (
 )
 from backend.core.model import ModelCard
 from backend.engine.grammars.writer_process import (
+    Answer,
     Begin,
+    Write,
     WriterProcess,
     WritingTooLongError,
     Written,
     lost_twice,
 )
+from backend.engine.messages.protocol import Failure
 from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.text.tokenizer import Tokenizer
 from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.writer import LarkGrammar
-from common.helper import ProcessEndedError
+from common.helper import HelperPool, ProcessEndedError, Question, TooLateError
 from common.machine_memory import trim
 
 if TYPE_CHECKING:
@@ -264,7 +268,8 @@ class GrammarPool:
         self._note_lock = threading.Lock()
         self._written: LastUsed[bytes, Written] = LastUsed(MAX_KEPT_GRAMMARS)
         self._told: LastUsed[str, str] = LastUsed(MAX_KEPT_GRAMMARS)
-        self.idle: list[WriterProcess] = []
+        self._processes: HelperPool[WriterProcess] = HelperPool(slots, retries_ended=True)
+        self.idle = self._processes.idle
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -304,10 +309,10 @@ class GrammarPool:
     def _warm_up(self) -> None:
         rule = self._line.take(timeout_s=WARM_UP_DELAY_S)
         if rule is None:
-            if isinstance(process := _guarded(self._new_process), BackendError):
-                log.warning("no process for grammars could be started yet: %s", process)
+            if isinstance(problem := _guarded(lambda: self._workshop.compiler), BackendError):
+                log.warning("no process for grammars could be started yet: %s", problem)
             else:
-                self.idle.append(process)
+                self._processes.prepare(self._new_process)
         else:
             self._serve(rule, self._limit_s)
         self._work()
@@ -373,42 +378,31 @@ class GrammarPool:
         return Written(answer.rules, free.objection, answer.told)
 
     def _written_by_any(self, rule: ReplyRule, limit_s: float) -> Written:
-        """Have a process write and try a grammar; if it is lost, another one."""
-        try:
-            return self._written_by(self._idle_or_new(), rule, limit_s)
-        except ProcessEndedError:
-            # It may have been lost over this grammar, or killed from outside.
-            try:
-                return self._written_by(self._new_process(), rule, limit_s, is_suspect=True)
-            except ProcessEndedError as error:
-                raise lost_twice(error) from error
+        """Have a process write and try a grammar; if it is lost, another one, with care."""
+        tries = count()
 
-    def _written_by(
-        self, process: WriterProcess, rule: ReplyRule, limit_s: float, *, is_suspect: bool = False
-    ) -> Written:
-        try:
-            return process.written(rule, limit_s, is_suspect=is_suspect)
-        finally:
-            if process.is_alive:
-                with self._lock:
-                    self.idle.append(process)
+        def begin(process: WriterProcess) -> Question:
+            # The first may have been lost over this grammar, or killed from outside.
+            order = Write(rule, is_suspect=next(tries) > 0)
+            return Question(process, msgspec.msgpack.encode(order), limit_s)
 
-    def _idle_or_new(self) -> WriterProcess:
-        with self._lock:
-            while self.idle:
-                if (process := self.idle.pop()).is_alive:
-                    return process
-                process.kill()
-        return self._new_process()
+        try:
+            data = self._processes.run(self._new_process, begin)
+        except TooLateError:
+            problem = f"takes longer than {limit_s:g} s to translate"
+            raise WritingTooLongError(problem) from None
+        except ProcessEndedError as error:
+            raise lost_twice(error) from error
+        answer: Answer = msgspec.msgpack.decode(data, type=Answer)
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
 
     def _new_process(self) -> WriterProcess:
         vocabulary = self._workshop.compiler.vocabulary
-        begin = Begin(vocabulary.alphabet, vocabulary.markers, vocabulary.eos_ids, vocabulary.size)
-        try:
-            return self._start_process(begin)
-        except OSError as error:
-            # The machine has no memory or no processes left now.
-            raise ProcessEndedError(was_killed=True) from error
+        return self._start_process(
+            Begin(vocabulary.alphabet, vocabulary.markers, vocabulary.eos_ids, vocabulary.size)
+        )
 
     @contextmanager
     def _compiling_for(self, jobs: Sequence[_Job]) -> Iterator[None]:

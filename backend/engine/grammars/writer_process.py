@@ -7,19 +7,11 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from backend.config import MAX_WRITING_S
 from backend.core.guide import ReplyRule
 from backend.engine.messages.codec import MAX_FRAME_BYTES
 from backend.engine.messages.protocol import Failure
 from backend.errors import GrammarError, HelperLostError
-from common.helper import (
-    START_S,
-    HelperProcess,
-    ProcessEndedError,
-    TooLateError,
-    no_reader_required,
-    start_python,
-)
+from common.helper import START_S, HelperProcess, ProcessEndedError, start_python
 
 _MODULE = "backend.engine.grammars.writing"
 
@@ -69,58 +61,17 @@ class WritingTooLongError(GrammarError):
 
 
 class WriterProcess(HelperProcess):
-    """One process; used by one thread at a time."""
+    """One process, with a vocabulary; used by one thread at a time."""
 
     def __init__(self, begin: Begin) -> None:
         start = partial(start_python, _MODULE, is_heard=True)
         super().__init__(start, max_answer_bytes=MAX_FRAME_BYTES)
-        self._has_begun = False
         self.send(msgspec.msgpack.encode(begin), time.monotonic() + START_S)
 
-    def written(
-        self, rule: ReplyRule, limit_s: float = MAX_WRITING_S, *, is_suspect: bool = False
-    ) -> Written:
-        """Return the grammar of a rule, which has passed its trial.
-
-        Args:
-            limit_s: A process that takes longer is killed.
-
-        Raises:
-            GrammarError: The rule is malformed, or cannot be enforced.
-            WritingTooLongError: It takes too long; the process has been killed.
-            ProcessEndedError: The process has ended.
-        """
-        try:
-            answer = self._answer(Write(rule, is_suspect), limit_s)
-        except TooLateError:
-            self.kill()
-            problem = f"takes longer than {limit_s:g} s to translate"
-            raise WritingTooLongError(problem) from None
-        except ProcessEndedError:
-            self.kill()
-            raise
-        if isinstance(answer, Failure):
-            raise answer.error()
-        return answer
-
-    def _answer(self, order: Write, limit_s: float) -> Answer:
-        if not self._has_begun:
-            self._begin()
-        deadline = time.monotonic() + limit_s
-        self.send(msgspec.msgpack.encode(order), deadline)
-        answer: Answer = msgspec.msgpack.decode(
-            self.receive(deadline, no_reader_required), type=Answer
-        )
-        return answer
-
-    def _begin(self) -> None:
-        """Wait for its imports and the vocabulary, for which no rule is to blame."""
-        try:
-            self.await_start()
-            self.receive(time.monotonic() + START_S, no_reader_required)
-        except TooLateError as error:
-            raise ProcessEndedError(was_killed=True) from error
-        self._has_begun = True
+    def has_begun(self, deadline: float) -> None:
+        """Wait for its imports, and for the vocabulary, for which no rule is to blame."""
+        super().has_begun(deadline)
+        self.receive(deadline)
 
 
 def lost_twice(error: ProcessEndedError) -> WritingTooLongError | HelperLostError:

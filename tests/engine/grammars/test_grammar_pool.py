@@ -5,9 +5,11 @@ import os
 import queue
 import signal
 import threading
+import time
 from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
 import pytest
 from tool_replies import TOOLS
 from waiting import wait_until
@@ -24,6 +26,7 @@ from backend.core.guide import (
 from backend.core.model import ModelCard
 from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop
 from backend.engine.grammars.writer_process import (
+    Write,
     WriterProcess,
     WritingTooLongError,
     Written,
@@ -63,15 +66,24 @@ class Bytes:
 class Scripted:
     """In place of a process: writes a grammar when it is let, or is lost."""
 
-    is_alive = True
+    is_alive, is_guarded = True, False
 
     def __init__(self, script, *, is_asked=False, is_timed=False):
         self.script, self.is_asked, self.is_timed = script, is_asked, is_timed
 
-    def written(self, rule, limit_s, *, is_suspect=False):
-        if self.is_timed:
-            return self.script(rule, limit_s)
-        return self.script(rule, is_suspect) if self.is_asked else self.script(rule)
+    def await_start(self):
+        """Be there at once."""
+
+    def send(self, data, _deadline):
+        self.order = msgspec.msgpack.decode(data, type=Write)
+
+    def receive(self, deadline):
+        more = [self.order.is_suspect] if self.is_asked else []
+        more += [round(deadline - time.monotonic())] if self.is_timed else []
+        return msgspec.msgpack.encode(self.script(self.order.rule, *more))
+
+    def kill(self):
+        self.is_alive = False
 
 
 class Asked:
@@ -238,7 +250,7 @@ def test_small_rules_that_take_long_hold_up_no_other_however_many_wait():
         if written.text.startswith("slow"):
             if limit_s < MAX_WRITING_S:
                 stopped.put(written.text)
-                raise WritingTooLongError("takes longer than that to translate")
+                raise TooLateError
             assert let.wait(60)
         return Written((f'"{written.text}"',))
 
@@ -334,7 +346,7 @@ def refused(_begin):
 class Slow(WriterProcess):
     """Takes longer to start than it may."""
 
-    def await_start(self):
+    def has_begun(self, _deadline):
         raise TooLateError
 
 
@@ -367,7 +379,7 @@ def test_a_process_that_takes_too_long_is_killed():
 
     def start(begin):
         made.append(WriterProcess(begin))
-        made[0].written(YES.rule)
+        made[0].await_start()
         os.kill(made[0].process.pid, signal.SIGSTOP)
         return made[0]
 
@@ -382,7 +394,7 @@ def test_a_process_that_takes_too_long_is_killed():
 def test_tools_that_take_too_long_refuse_no_request_that_leaves_the_choice(text, is_free):
     def script(rule):
         if rule.tools:
-            raise WritingTooLongError("takes longer than 20 s to translate")
+            raise TooLateError
         return Written((f'"{rule.text}"',))
 
     asked = Asked(start_process=lambda _begin: Scripted(script))

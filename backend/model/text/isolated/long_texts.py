@@ -10,7 +10,6 @@ import subprocess
 import time
 import weakref
 from array import array
-from contextlib import suppress
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -27,8 +26,8 @@ from common.helper import (
     HelperError,
     HelperPool,
     HelperProcess,
+    Question,
     kill_all,
-    no_reader_required,
     start_python,
 )
 
@@ -78,7 +77,7 @@ class LongTexts:
         job = LongText(text, self._seconds, reading, second, is_guarded)
         data = pickle.dumps(job)
         try:
-            answer = self._pool.run(self._new, lambda process: _Reading(process, data))
+            answer = self._pool.run(self._new, lambda process: Question(process, data, _WAIT_S))
         except HelperError as error:
             if error.was_killed:
                 raise HelperLostError(_KILLED) from error
@@ -124,28 +123,6 @@ class LongTexts:
         own = columns(self._tokenizer, Reading.PLAIN, SAMPLE)
         found = _columns_of(process.receive(deadline), Reading.PLAIN)
         return list(map(list, found)) == own
-
-
-class _Reading:
-    """The conversation about a text."""
-
-    def __init__(self, process: HelperProcess, data: bytes) -> None:
-        self._process = process
-        self._data = data
-        self.owed = 0
-
-    def held(self) -> bytes:
-        deadline = time.monotonic() + _WAIT_S
-        self.owed = 1
-        self._process.send(self._data, deadline)
-        answer = self._process.receive(deadline)
-        self.owed = 0
-        return answer
-
-    def finish(self, deadline: float) -> None:
-        with suppress(HelperError):
-            self._process.receive(deadline, no_reader_required)
-            self.owed = 0
 
 
 def _columns_of(answer: bytes, reading: Reading) -> list["array[int]"]:
