@@ -49,9 +49,9 @@ from backend.engine.grammars.writer_process import (
 from backend.engine.messages.protocol import Failure
 from backend.errors import BackendError, GenerationFailedError, GrammarError
 from backend.model.text.tokenizer import Tokenizer
-from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.writer import LarkGrammar
 from common.helper import HelperPool, ProcessEndedError, Question, TooLateError
+from common.last_used import LastUsed
 from common.machine_memory import trim
 
 if TYPE_CHECKING:

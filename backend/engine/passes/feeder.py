@@ -3,7 +3,7 @@
 The latest outputs of towers are remembered, within a budget of bytes.
 """
 
-from collections import OrderedDict
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from backend.model.vision.vision_network import (
     RopePositions,
     VisionNetwork,
 )
+from common.last_used import LastUsed
 
 MAX_LENGTHS = 65_536
 
@@ -37,42 +38,38 @@ class MediaMemo:
             budget_bytes: The maximum size of all features; the latest stay even above it.
         """
         self._network = network
-        self._budget_bytes = budget_bytes
-        self._features: OrderedDict[bytes, MediaFeatures] = OrderedDict()
-        self._rope_lengths: OrderedDict[bytes, int | None] = OrderedDict()
+        self._features: LastUsed[bytes, MediaFeatures] = LastUsed(
+            math.inf, budget_bytes, lambda _, features: features.nbytes
+        )
+        self._rope_lengths: LastUsed[bytes, int] = LastUsed(MAX_LENGTHS)
         self.runs = 0
-        self.nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all features."""
+        return self._features.size
 
     def features(self, span: MediaSpan, token_ids: Sequence[int]) -> MediaFeatures:
         """Return the language model's input for a medium."""
-        known = self._features.get(span.digest)
-        if known is not None:
-            self._features.move_to_end(span.digest)
+        if (known := self._features.find(span.digest)) is not None:
             return known
         made = self._network.embed_media(token_ids, span.inputs)
         self.runs += 1
-        self._remember(span.digest, made)
-        return made
+        self._rope_lengths.keep(span.digest, _rope_length(span, made))
+        return self._features.keep(span.digest, made)
 
     def rope_length(self, span: MediaSpan, token_ids: Sequence[int]) -> int:
         """Return the advance of the position by a medium.
 
         It is known without a tower run for a medium seen before.
         """
-        if span.digest in self._rope_lengths:
-            length = self._rope_lengths[span.digest]
-        else:
-            length = self.features(span, token_ids).rope_length
-        return span.stop - span.start if length is None else length
+        known = self._rope_lengths.find(span.digest)
+        return _rope_length(span, self.features(span, token_ids)) if known is None else known
 
-    def _remember(self, digest: bytes, features: MediaFeatures) -> None:
-        self._rope_lengths[digest] = features.rope_length
-        if len(self._rope_lengths) > MAX_LENGTHS:
-            self._rope_lengths.popitem(last=False)
-        self._features[digest] = features
-        self.nbytes += features.nbytes
-        while self.nbytes > self._budget_bytes and len(self._features) > 1:
-            self.nbytes -= self._features.popitem(last=False)[1].nbytes
+
+def _rope_length(span: MediaSpan, features: MediaFeatures) -> int:
+    length = features.rope_length
+    return span.stop - span.start if length is None else length
 
 
 def prefill_chunk(network: Decoder, fresh_caches: FreshCaches, row: Row, count: int) -> None:

@@ -1,8 +1,7 @@
 """The server's part of a loaded model: its text side, and access to the media side."""
 
 import asyncio
-import threading
-from collections import OrderedDict
+import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from backend.model.text.pattern_trial import direct_chars
 from backend.model.text.tokenizer import Tokenizer
 from backend.model.vision.media_processor import Content, ProcessorError, raw
 from common.helper import POLL_S
+from common.last_used import LastUsed
 from common.machine_memory import LASTING
 from common.process import in_own_thread
 from common.rpc import require_caller
@@ -44,9 +44,9 @@ class RemoteMedia:
         self.sampling_rate = facts.sampling_rate
         self._prepare = prepare
         self._loop = loop
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, PreparedMedium] = OrderedDict()
-        self._known_bytes = 0
+        self._known: LastUsed[bytes, PreparedMedium] = LastUsed(
+            math.inf, PREPARED_MEDIA_BYTES, lambda _, medium: medium.nbytes
+        )
 
     def prepare(self, kind: MediaKind, content: Content, digest: bytes) -> PreparedMedium:
         """Return a medium's text, tokens and arrays; not to be called on the event loop.
@@ -58,18 +58,15 @@ class RemoteMedia:
             ProcessorError: The processor refuses it.
             BackendError: The engine could not do it.
         """
-        with self._lock:
-            if (known := self._known.get(digest)) is not None:
-                self._known.move_to_end(digest)
-                return known
+        if (known := self._known.find(digest)) is not None:
+            return known
         array, fps = raw(kind, content)
         request = PrepareMedium(kind=kind, content=array, fps=fps, digest=digest)
         try:
             medium = self._result(asyncio.run_coroutine_threadsafe(self._call(request), self._loop))
         except RefusedMediumError as error:
             raise ProcessorError(str(error)) from error
-        self._remember(medium)
-        return medium
+        return self._known.keep(digest, medium)
 
     @staticmethod
     def _result(preparation: Future[PreparedMedium]) -> PreparedMedium:
@@ -84,15 +81,6 @@ class RemoteMedia:
 
     async def _call(self, request: PrepareMedium) -> PreparedMedium:
         return await self._prepare(request)
-
-    def _remember(self, medium: PreparedMedium) -> None:
-        with self._lock:
-            if medium.digest in self._known:
-                return
-            self._known[medium.digest] = medium
-            self._known_bytes += medium.nbytes
-            while self._known_bytes > PREPARED_MEDIA_BYTES and len(self._known) > 1:
-                self._known_bytes -= self._known.popitem(last=False)[1].nbytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from backend.config import (
 )
 from backend.core.guide import GrammarParts
 from backend.errors import GrammarError
-from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import LarkGrammar
+from common.last_used import LastUsed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -258,7 +258,7 @@ class GrammarCompiler:
     def __init__(self, vocabulary: Vocabulary, *, max_kept: int = MAX_KEPT_GRAMMARS) -> None:
         self.vocabulary = vocabulary
         self._compiled: LastUsed[LarkGrammar, CompiledGrammar] = LastUsed(
-            max_kept, MAX_KEPT_GRAMMAR_CHARS, lambda grammar: len(grammar.text)
+            max_kept, MAX_KEPT_GRAMMAR_CHARS, lambda grammar, _: len(grammar.text)
         )
 
     def known(self, grammar: LarkGrammar) -> CompiledGrammar | None:

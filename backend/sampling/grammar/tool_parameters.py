@@ -8,7 +8,6 @@ from typing import Any, Generic, TypeVar
 
 from backend.core.prompt import Tool
 from backend.errors import GrammarError
-from backend.sampling.grammar.last_used import LastUsed
 from backend.sampling.grammar.schema import (
     COMBINATIONS,
     IMPLIED_TYPES,
@@ -25,6 +24,7 @@ from backend.sampling.grammar.schema import (
 from backend.sampling.grammar.schema_normal import Normal
 from backend.sampling.grammar.schema_repair import Notes, Repair
 from backend.sampling.grammar.writer import ALWAYS
+from common.last_used import LastUsed
 
 MAX_PARALLEL_CALLS = 16
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from grammar_driver import accepts, compile_text
 
 from backend.sampling.grammar.compiler import GrammarCompiler
-from backend.sampling.grammar.last_used import LastUsed
+from common.last_used import LastUsed
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,7 +45,7 @@ def test_what_was_used_longest_ago_is_dropped_first():
 
 
 def test_large_values_push_out_several_but_never_themselves():
-    kept = LastUsed(9, 10, len)
+    kept = LastUsed(9, 10, lambda key, _: len(key))
     for key in ("a" * 4, "b" * 4, "b" * 4, "c" * 6):
         kept.keep(key, key)
     assert [kept.find(key * n) is None for key, n in (("a", 4), ("b", 4), ("c", 6))] == [

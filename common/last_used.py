@@ -10,16 +10,23 @@ _Value = TypeVar("_Value")
 
 
 class LastUsed(Generic[_Key, _Value]):
-    """Keeps the most recently used values; thread-safe."""
+    """Keeps the most recently used values; thread-safe.
+
+    Attributes:
+        size: Of all of them.
+    """
 
     def __init__(
-        self, capacity: int, max_size: int = 0, size_of: Callable[[_Key], int] | None = None
+        self,
+        capacity: float,
+        max_size: int = 0,
+        size_of: Callable[[_Key, _Value], int] = lambda _key, _value: 0,
     ) -> None:
         """Start empty; one value may exceed `max_size`; without `size_of` values have none."""
         self._capacity = capacity
         self._max_size = max_size
-        self._size_of = size_of or (lambda _key: 0)
-        self._size = 0
+        self._size_of = size_of
+        self.size = 0
         self._values: OrderedDict[_Key, _Value] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -33,13 +40,13 @@ class LastUsed(Generic[_Key, _Value]):
     def keep(self, key: _Key, value: _Value) -> _Value:
         """Store a value, evicting another one if full, and return it."""
         with self._lock:
-            self._size += 0 if key in self._values else self._size_of(key)
+            self.size += 0 if key in self._values else self._size_of(key, value)
             self._values[key] = value
             self._values.move_to_end(key)
             while len(self._values) > 1 and self._is_full:
-                self._size -= self._size_of(self._values.popitem(last=False)[0])
+                self.size -= self._size_of(*self._values.popitem(last=False))
         return value
 
     @property
     def _is_full(self) -> bool:
-        return len(self._values) > self._capacity or self._size > self._max_size
+        return len(self._values) > self._capacity or self.size > self._max_size
