@@ -153,7 +153,7 @@ class Engine(Generic[HandleT]):
     def prepare(self) -> None:
         """Start a process before it is needed, and again whenever a model has been freed."""
         self._has_prepared = True
-        self._supervisor.prepare()
+        self._supervisor.starter.prepare()
 
     async def load(self, options: ModelOptions) -> ModelCard:
         """Replace the loaded model; cancelling this cancels the load.
@@ -243,7 +243,7 @@ class Engine(Generic[HandleT]):
             self._has_failed_load = False
             await self._supervisor.end(RequestCancelledError("the model was freed"))
             if self._has_prepared and not self._is_closing:
-                self._supervisor.prepare()
+                self._supervisor.starter.prepare()
 
     def preparation(self, request_id: str) -> contextlib.AbstractContextManager[None]:
         """Announce a request: until the block ends, `submit` accepts it, even while closing.
@@ -351,7 +351,7 @@ class Engine(Generic[HandleT]):
         previous, frees = self._served, self._frees
         try:
             if own.environment:
-                await self._supervisor.prepare_with(dict(own.environment))
+                await self._supervisor.starter.prepare_with(dict(own.environment))
             if self._model is not None:
                 # It goes on serving until the tokenizer of the next one has been read.
                 await text

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from backend.config import SpeculationOptions
 from backend.engine.drafts.drafting import Drafting
@@ -17,54 +17,30 @@ DELAY_S = 2.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
-class Adoption:
-    """Changes how the rows of a running loop are batched, without a change of their tokens.
+class Examination:
+    """Finds how rows may be batched, a pass at a time; belongs to the main thread.
 
-    All parts of the loop share one plan, and look at it when rows join.
+    All parts of the loop share one plan, and look at it when rows join. It changes without a change
+    of the rows' tokens.
+
+    Attributes:
+        is_pending: Whether trials have yet to begin.
+        may_refer: Whether stored prefixes can be used in place, once no row has caches.
     """
 
-    _plan: BatchPlan
-    _loop: LoopParts
-    _new_drafting: Callable[[], Drafting | None]
-    is_due: bool = False
-
-    def adopt(self, found: BatchPlan) -> None:
-        """Take over a plan between two turns.
-
-        Rows keep their caches: a single one has those that batches are made from. Stored prefixes
-        are used in place only by rows to come, once there are no others: see `refer`.
-        """
-        loop, plan, drafted = self._loop, self._plan, bool(self._plan.pass_seconds)
-        if plan.batching is not found.batching:
-            loop.scheduler.max_active = loop.scheduler.max_slots if found.batches else 1
-            loop.memory.reservations.set_own_lengths(found.has_own_lengths)
-        self.is_due = found.shares_prefixes and not plan.shares_prefixes
-        plan.become(replace(found, shares_prefixes=plan.shares_prefixes))
-        if not drafted and (new := self._new_drafting()):
-            loop.batch.begin_drafts(new)
-            loop.prefilling.begin_drafts(new)
-
-    def refer(self) -> None:
-        """Have stored prefixes used in place, unless a row has caches."""
-        if not self._loop.scheduler.slots_taken and self._loop.batch.is_empty:
-            self.is_due = False
-            self._plan.shares_prefixes = True
-            self._loop.prefixes.refer()
-
-
-class Examination:
-    """Finds how rows may be batched, a pass at a time; belongs to the main thread."""
-
-    def __init__(self, loop: LoopParts, adoption: Adoption, options: SpeculationOptions) -> None:
+    def __init__(
+        self,
+        loop: LoopParts,
+        plan: BatchPlan,
+        new_drafting: Callable[[], Drafting | None],
+        options: SpeculationOptions,
+    ) -> None:
         self._make, self._page = loop.resources.trials, loop.resources.page
         self.is_pending = self._make is not None
-        self._loop = loop
-        self._adoption = adoption
+        self._loop, self._plan, self._new_drafting = loop, plan, new_drafting
         self._knows_drafts = options.speculation != "off"
         self._trials: Planning | None = None
-        self.is_running = False
-        self._is_computing = False
+        self.may_refer = self.is_running = self._is_computing = False
         self._seconds = 0.0
 
     @property
@@ -89,8 +65,8 @@ class Examination:
         Args:
             rested_s: For how long there has been nothing to compute, in seconds.
         """
-        if self._adoption.is_due and not self._loop.background.has_begun:
-            self._adoption.refer()
+        if self.may_refer and not self._loop.background.has_begun:
+            self._refer()
         if not self.is_pending:
             return
         scheduler = self._loop.scheduler
@@ -110,7 +86,7 @@ class Examination:
             self._end(end.value)
         else:
             if plan is not None:
-                self._adoption.adopt(plan)
+                self._adopt(plan)
         self._is_computing = False
         self._seconds += time.monotonic() - started
 
@@ -145,9 +121,32 @@ class Examination:
 
     def _end(self, plan: BatchPlan) -> None:
         self._trials, self.is_running = None, False
-        self._adoption.adopt(plan)
+        self._adopt(plan)
         self._page.add(plan=plan, knows_drafts=self._knows_drafts, begun=0)
         self._page.hand_over()
         how = "together" if plan.batches else "one at a time"
         drafts = "with" if plan.pass_seconds else "without"
         log.info("requests are computed %s, %s drafts: tried in %.1f s", how, drafts, self._seconds)
+
+    def _adopt(self, found: BatchPlan) -> None:
+        """Take over a plan between two turns.
+
+        Rows keep their caches: a single one has those that batches are made from. Stored prefixes
+        are used in place only by rows to come, once there are no others: see `_refer`.
+        """
+        loop, plan, drafted = self._loop, self._plan, bool(self._plan.pass_seconds)
+        if plan.batching is not found.batching:
+            loop.scheduler.max_active = loop.scheduler.max_slots if found.batches else 1
+            loop.memory.reservations.set_own_lengths(found.has_own_lengths)
+        self.may_refer = found.shares_prefixes and not plan.shares_prefixes
+        plan.become(replace(found, shares_prefixes=plan.shares_prefixes))
+        if not drafted and (new := self._new_drafting()):
+            loop.batch.begin_drafts(new)
+            loop.prefilling.begin_drafts(new)
+
+    def _refer(self) -> None:
+        """Have stored prefixes used in place, unless a row has caches."""
+        if not self._loop.scheduler.slots_taken and self._loop.batch.is_empty:
+            self.may_refer = False
+            self._plan.shares_prefixes = True
+            self._loop.prefixes.refer()

@@ -18,7 +18,7 @@ from backend.core.engine_status import EngineStatus
 from backend.core.prefix_listing import ListingRequest
 from backend.engine.background.jobs import BackgroundJobs
 from backend.engine.background.work import JobFactory, tokens_of
-from backend.engine.examination import DELAY_S, Adoption, Examination
+from backend.engine.examination import DELAY_S, Examination
 from backend.engine.memory import Memory
 from backend.engine.messages.protocol import (
     Cancel,
@@ -73,7 +73,7 @@ class EngineLoop:
         """Start idle.
 
         Args:
-            fresh_caches: Creates its caches; their plan may change, see `Adoption`.
+            fresh_caches: Creates its caches; their plan may change, see `Examination`.
         """
         self.model, self.resources, self._port = model, resources, port
         plan, limits, pass_s = fresh_caches.plan, tuning.scheduling, DEVICE.pass_limit_s
@@ -95,8 +95,7 @@ class EngineLoop:
         batch = self.batch = new_batch(drafting, threads.observe if threads else ignore_step)
         suspects = self._suspects = Suspects(scheduler, memory, batch, prefilling, new_batch, port)
         self.requests = OpenRequests(scheduler, memory, prefixes, suspects, publisher, counters)
-        self._adoption = Adoption(plan, self, new_drafting)
-        self.examination = Examination(self, self._adoption, tuning.speculation)
+        self.examination = Examination(self, plan, new_drafting, tuning.speculation)
         self._commands: deque[Command] = deque()
         self._is_stopping, self._rests = False, True
         self._turns, self.active_at = 0, time.monotonic()
@@ -185,7 +184,7 @@ class EngineLoop:
     def _compute(self, pace: Pace | None) -> None:
         """Admit, then run one prefill chunk or one decode step, and a piece of other work."""
         rested_s = time.monotonic() - self.active_at if self._rests else 0.0
-        if self.examination.is_pending or self._adoption.is_due:
+        if self.examination.is_pending or self.examination.may_refer:
             self.examination.begin_if_due(rested_s)
         has_waiting = bool(self.scheduler.waiting.count or self.scheduler.fetching)
         if has_waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from asyncio import Semaphore
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ from backend.model.text.guard import NO_GUARD, Guard, Marks
 from backend.output.detection import detect, spelling_of
 from backend.pipeline.constraints import Constraints
 from backend.pipeline.media_placement import PlacementMemory
-from backend.pipeline.worker_pool import Quota
 
 if TYPE_CHECKING:
     from backend.config import ModelOptions, TuningOptions
@@ -63,9 +63,7 @@ class ServedModel:
     constraints: Constraints
     guard: Guard = NO_GUARD
     placements: PlacementMemory = field(default_factory=PlacementMemory)
-    transcriptions: Quota = field(
-        default_factory=lambda: Quota(MAX_TRANSCRIPTIONS, "transcriptions")
-    )
+    transcriptions: Semaphore = field(default_factory=lambda: Semaphore(MAX_TRANSCRIPTIONS))
 
     @classmethod
     def of(cls, loaded: LoadedModel, options: ModelOptions) -> ServedModel:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from backend.config import MAX_PASSAGE_TOKENS
+from backend.config import MAX_PASSAGE_TOKENS, MAX_TRANSCRIPTIONS
 from backend.core.prompt import MediaKind, Medium, Message
 from backend.core.request import (
     GenerationCall,
@@ -18,7 +18,7 @@ from backend.core.request import (
     new_id,
 )
 from backend.core.step import ContentDelta
-from backend.errors import UnsupportedError
+from backend.errors import OverloadedError, UnsupportedError
 from backend.media.speech import Passage, passages, read_speech
 from backend.pipeline import worker_pool
 from backend.pipeline.generate import generate
@@ -84,7 +84,11 @@ async def transcribe(
     """
     started = time.monotonic()
     _require_hearing(model)
-    with model.transcriptions.taken():
+    if model.transcriptions.locked():
+        most = MAX_TRANSCRIPTIONS
+        problem = f"{most} transcriptions are running, at most {most} may: try later"
+        raise OverloadedError(problem)
+    async with model.transcriptions:
         segments: list[TranscriptSegment] = []
         samples = await worker_pool.run(
             partial(read_speech, FIELD, call.path), size_bytes=0, reads_media=True

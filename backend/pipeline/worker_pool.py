@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,32 +31,6 @@ from common.rpc import enter_work, present_peer
 
 # Of work on token ids, as callers count its size.
 BYTES_PER_ID = 8
-
-
-@dataclass(eq=False, slots=True)
-class Quota:
-    """Refuses calls beyond a number of concurrent ones; belongs to one event loop."""
-
-    limit: int
-    calls: str
-    _taken: int = 0
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Count a call until the block ends.
-
-        Raises:
-            OverloadedError: The limit is reached.
-        """
-        if self._taken >= self.limit:
-            raise OverloadedError(
-                f"{self._taken} {self.calls} are running, at most {self.limit} may: try later"
-            )
-        self._taken += 1
-        try:
-            yield
-        finally:
-            self._taken -= 1
 
 
 Result = TypeVar("Result")

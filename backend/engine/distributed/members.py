@@ -45,7 +45,7 @@ from backend.engine.distributed.topology import (
 from backend.engine.messages.codec import ChannelClosedError
 from backend.engine.messages.protocol import Failed
 from backend.engine.processes import ending, start_follower
-from backend.errors import BackendError, GroupLostError, UnsupportedError, UnsupportedModelError
+from backend.errors import BackendError, GroupLostError, UnsupportedModelError
 from backend.model.checkpoint.config_file import read_config, text_config
 from backend.model.checkpoint.upstream import Network
 from backend.model.checkpoint.weights import memory_bytes
@@ -306,10 +306,6 @@ def form_group(
         LoadError: The model cannot be divided, or a rank is missing or has failed.
     """
     options = form.options
-    if options.adapters:
-        raise UnsupportedError(
-            "LoraAdapters: a model on several processes does not support adapters"
-        )
     topology = replace(form.topology, backend=usable_backend(form.topology))
     # Towers are not divided, only the text part of such a model.
     options = replace(options, tuning=options.tuning.updated(vision=False))

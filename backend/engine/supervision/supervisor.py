@@ -118,6 +118,7 @@ class Supervisor:
 
     Attributes:
         calls: The open calls, and the process that has the model.
+        starter: Starts processes.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Supervisor:
             findings: Keeps what they find of models; `None` keeps it as long as this object.
         """
         self.calls = OpenCalls()
-        self._starter = Starter(self._hear, self._note_end, environment)
+        self.starter = Starter(self._hear, self._note_end, environment)
         self._memory_ledger = memory_ledger
         self._findings = findings or FindingsStore()
         self._writing: set[asyncio.Task[None]] = set()
@@ -163,14 +164,6 @@ class Supervisor:
         process = self.calls.process
         return process.process_id if process else None
 
-    def prepare(self) -> None:
-        """Start a spare process that waits for a model, unless there is one, to speed up a load."""
-        self._starter.prepare()
-
-    async def prepare_with(self, variables: Mapping[str, str]) -> None:
-        """Have a spare process with variables in its environment; see `Starter`."""
-        await self._starter.prepare_with(variables)
-
     async def load(self, options: ModelOptions, directory: Path) -> Loaded:
         """Load a model into a process without one; fails as `EngineProcess.load`."""
         self._losses, self._failed_starts = Losses(), 0
@@ -193,7 +186,7 @@ class Supervisor:
         if self._writing:
             await asyncio.wait(self._writing, timeout=_WRITE_TIMEOUT_S)
         if drops_spare:
-            await self._starter.drop_spare()
+            await self.starter.drop_spare()
 
     def status(self) -> EngineStatus:
         """Return the latest snapshot, with the duration of the present turn; from any thread."""
@@ -308,7 +301,7 @@ class Supervisor:
     async def _loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
         """Have a process load a model with all that is known of it."""
         known = await in_own_thread(self._findings.known)
-        return await self._starter.loaded(structs.replace(order, known=known))
+        return await self.starter.loaded(structs.replace(order, known=known))
 
     def _note_found(self, found: Found) -> None:
         """Keep what a process has found."""

@@ -32,7 +32,7 @@ async def test_a_load_says_in_plain_words_that_no_process_can_be_started(
     supervisor = Supervisor(lambda _: None, 1.0, None)
     no_descriptors()
     if has_spare:
-        supervisor.prepare()
+        supervisor.starter.prepare()
     with pytest.raises(LoadFailedError, match=r"cannot be started: .*Too many open files"):
         await supervisor.load(ModelOptions(model="any"), tmp_path)
 
