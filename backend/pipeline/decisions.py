@@ -30,6 +30,7 @@ from backend.pipeline.served_model import (
     ServedModel,
     require_bounded,
     require_decoder,
+    require_ids,
     tokenised_as,
 )
 
@@ -85,7 +86,10 @@ async def decide(call: ScoreCall, model: ServedModel, engine: ServedEngine) -> V
 
 def _request(form: Form, question: Question) -> DecideRequest | ScoreRequest:
     with tokenised_as("prompt"):
-        return form.request(question)
+        request = form.request(question)
+    if isinstance(request, DecideRequest):
+        require_ids("prompt", request.token_ids, question.model)
+    return request
 
 
 async def _result(

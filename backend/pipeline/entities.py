@@ -25,6 +25,7 @@ from backend.pipeline.served_model import (
     ServedEngine,
     ServedModel,
     require_bounded,
+    require_ids,
     tokenised_as,
 )
 from common.rpc import require_caller
@@ -104,7 +105,9 @@ def _require_known(labels: Sequence[str], profile: TagProfile) -> None:
 def _tokens(text: str, model: ServedModel) -> list[PlacedToken]:
     require_bounded("text", text, model)
     with tokenised_as("text"):
-        return model.tokenizer.placed(text)
+        tokens = model.tokenizer.placed(text)
+    require_ids("text", [token.token_id for token in tokens], model)
+    return tokens
 
 
 async def _logprobs(

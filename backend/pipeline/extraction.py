@@ -18,6 +18,7 @@ from backend.pipeline.served_model import (
     ServedEngine,
     ServedModel,
     require_bounded,
+    require_ids,
     tokenised_as,
 )
 from common.rpc import require_caller
@@ -95,6 +96,7 @@ def _schema(labels: Sequence[str], model: ServedModel) -> _Schema:
         if text == _LABEL:
             marks.append(len(token_ids))
         token_ids += tokenizer.encode(text, adds_special=False)
+    require_ids("labels", token_ids, model)
     limit = _context(model) // _SCHEMA_SHARE
     if len(token_ids) > limit:
         problem = f"takes {len(token_ids)} tokens, at most {limit} of the context may be used"
@@ -120,6 +122,7 @@ def _words(text: str, schema: _Schema, model: ServedModel) -> list[_Word]:
             unknown = [model.tokenizer.hf.unk_token_id]
             with tokenised_as("text"):
                 token_ids = model.tokenizer.encode(word, adds_special=False) or unknown
+            require_ids("text", token_ids, model)
             known[word] = token_ids[:room]
         words.append(_Word(match.start(), match.end(), known[word]))
     return words

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec import structs
@@ -28,8 +29,9 @@ from backend.model.vision.media_processor import (
 from backend.pipeline.served_model import (
     ServedModel,
     require_bounded,
-    require_fit,
+    require_ids,
     require_possible_fit,
+    require_room,
     tokenised_as,
 )
 from common.rpc import require_caller
@@ -249,9 +251,10 @@ def tokenize(written: WrittenPrompt, media: PlacedMedia, model: ServedModel) -> 
         token_ids = _encode(expanded.text, model, is_raw=written.is_raw)
     if not token_ids:
         raise InvalidRequestError(written.field, "is empty")
-    require_fit(written.field, token_ids, model, reply_tokens=1)
+    require_room(written.field, len(token_ids), model, reply_tokens=1)
     token_ids = list(token_ids)
     spans = _spans(token_ids, expanded.media)
+    require_ids(written.field, _beside(spans, token_ids), model)
     later = [_expand(branch, media).text for branch in written.branches]
     shared = _shared_tokens(expanded.text, token_ids, later, model)
     system_tokens, next_question = [*shared, 0, 0][:2]
@@ -320,6 +323,15 @@ def _spans(token_ids: Sequence[int], media: Sequence[PreparedMedium]) -> tuple[M
     except LostMediumError as error:
         field = _field_name(media[error.number].kind)
         raise InvalidRequestError(field, str(error)) from error
+
+
+def _beside(spans: Sequence[MediaSpan], token_ids: Sequence[int]) -> Sequence[int]:
+    """Return the tokens without those of media, which may be outside the vocabulary."""
+    if not spans:
+        return token_ids
+    starts, stops = [0, *(span.stop for span in spans)], [*(span.start for span in spans), None]
+    parts = (token_ids[start:stop] for start, stop in zip(starts, stops, strict=True))
+    return list(chain.from_iterable(parts))
 
 
 def _shared_tokens(

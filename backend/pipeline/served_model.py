@@ -130,11 +130,15 @@ def _guard(loaded: LoadedModel, output_format: OutputFormat, options: ModelOptio
 ServedEngine: TypeAlias = Engine[ServedModel]
 
 
-def require_fit(
-    field: str, token_ids: Sequence[int], model: ServedModel, *, reply_tokens: int = 0
-) -> None:
-    """Refuse tokens that do not fit the context together with a reply of `reply_tokens`."""
-    limit, count = model.card.context_length, len(token_ids)
+def require_fit(field: str, token_ids: Sequence[int], model: ServedModel) -> None:
+    """Refuse tokens of a text that do not fit the context, or are unknown to the model."""
+    require_room(field, len(token_ids), model)
+    require_ids(field, token_ids, model)
+
+
+def require_room(field: str, count: int, model: ServedModel, *, reply_tokens: int = 0) -> None:
+    """Refuse `count` tokens that do not fit the context together with a reply."""
+    limit = model.card.context_length
     if limit is None or count + reply_tokens <= limit:
         return
     problem = "do not fit" if count > limit else "leave no room for a reply"
@@ -185,9 +189,13 @@ def require_generation(call: GenerationCall, model: ServedModel) -> None:
 
 
 def require_ids(field: str, token_ids: Sequence[int], model: ServedModel) -> None:
-    """Refuse token ids outside the vocabulary."""
+    """Refuse token ids outside the vocabulary, those of texts too.
+
+    A tokenizer may know tokens that the model lacks; MLX reads what lies after its weights then.
+    """
     limit = model.card.vocab_size
-    if wrong := [token_id for token_id in token_ids if not 0 <= token_id < limit]:
-        raise InvalidRequestError(
-            field, f"token id {wrong[0]} is outside the vocabulary of {limit} tokens"
-        )
+    if not token_ids or 0 <= min(token_ids) <= max(token_ids) < limit:
+        return
+    wrong = next(token_id for token_id in token_ids if not 0 <= token_id < limit)
+    problem = f"token id {wrong} is outside the vocabulary of {limit} tokens"
+    raise InvalidRequestError(field, problem)

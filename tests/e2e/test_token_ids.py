@@ -4,12 +4,20 @@ import json
 import shutil
 from pathlib import Path
 
+import grpc
 import pytest
 from published_tokenizers import TEXTS, TURN_END, TURN_START, write
-from serving import Served, served
+from serving import Served, code_of, served
 from tokenizers import Tokenizer as FastTokenizer
 
 from backend.pb import backend_pb2 as pb
+from scripts.tiny_encoders import (
+    build_cross_encoder,
+    build_decider,
+    build_encoder,
+    build_extractor,
+    build_token_classifier,
+)
 
 pytestmark = pytest.mark.mlx
 
@@ -65,3 +73,59 @@ async def test_a_template_and_a_grammar_use_the_same_tokens(checkpoint: Path):
         request.Metadata["json_schema"] = json.dumps({"enum": [TEXTS[0]]})
         reply = await backend.stub.Predict(request)
         assert json.loads(reply.message) == TEXTS[0]
+
+
+FAR = "zyx"
+
+
+def chatting(**fields):
+    message = pb.Message(role="user", content=f"ba {FAR}")
+    return pb.PredictOptions(UseTokenizerTemplate=True, Messages=[message], **fields)
+
+
+SCORED = {"prompt": "ba ", "candidates": ["bo", f"{FAR} be"]}
+CALLS_WITH_IT = {
+    "llama": [
+        ("Prompt", "Predict", pb.PredictOptions(Prompt=f"ba {FAR}", Tokens=1)),
+        ("Messages", "Predict", chatting(Tokens=1)),
+        ("Embeddings", "Embedding", pb.PredictOptions(Embeddings=FAR)),
+        ("candidates[1]", "Score", pb.ScoreRequest(**SCORED)),
+    ],
+    "encoder": [("Embeddings", "Embedding", pb.PredictOptions(Embeddings=FAR))],
+    "cross-encoder": [
+        ("documents[1]", "Rerank", pb.RerankRequest(query="ba", documents=["bo", FAR]))
+    ],
+    "tagger": [("text", "TokenClassify", pb.TokenClassifyRequest(text=f"ba {FAR} bo"))],
+    "extractor": [("text", "TokenClassify", pb.TokenClassifyRequest(text=FAR, labels=["b"]))],
+    "decider": [("prompt", "Score", pb.ScoreRequest(prompt=FAR, question_type="bool"))],
+}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_models, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    builds = {
+        "encoder": lambda place: build_encoder("bert", place),
+        "cross-encoder": lambda place: build_cross_encoder("bert", place),
+        "tagger": lambda place: build_token_classifier(place, ("O", "B-PER")),
+        "extractor": build_extractor,
+        "decider": build_decider,
+    }
+    return lambda kind: tiny_models("llama") if kind == "llama" else builds[kind](directory / kind)
+
+
+@pytest.mark.parametrize("kind", CALLS_WITH_IT)
+async def test_a_token_that_the_model_lacks_is_refused(models, tmp_path, kind):
+    directory = Path(shutil.copytree(models(kind), tmp_path / "larger"))
+    path = directory / "tokenizer.json"
+    tokenizer = FastTokenizer.from_file(str(path))
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    size = config.get("vocab_size") or tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<{n}>" for n in range(tokenizer.get_vocab_size(), size)])
+    tokenizer.add_tokens([FAR])
+    tokenizer.save(str(path))
+    async with served(directory) as backend:
+        for field, name, request in CALLS_WITH_IT[kind]:
+            code, details = await code_of(getattr(backend.stub, name)(request))
+            problem = f"{field}: token id {size} is outside the vocabulary of {size} tokens"
+            assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, problem)
