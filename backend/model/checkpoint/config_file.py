@@ -26,12 +26,12 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 * 2**20
 _LFS_POINTER = b"version https://git-lfs"
 _METADATA = "__metadata__"
-# Of the types that MLX reads; it refuses others by name.
+# Of the types that MLX reads.
 _BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
     **dict.fromkeys(("U32", "I32", "F32"), 32),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    **dict.fromkeys(("U64", "I64", "C64"), 64),
 }
 
 
@@ -47,7 +47,7 @@ def require_whole(path: Path) -> None:
                 f"{path} is a git-lfs pointer, not the weights: `git lfs pull` fetches them"
             )
         file.seek(0)
-        needed = _needed_bytes(file, size)
+        needed = _needed_bytes(path, file, size)
     if needed is None:
         raise LoadError(f"{path} is not a safetensors file: its header cannot be read")
     if size < needed:
@@ -70,7 +70,7 @@ def require_regular(path: Path) -> int:
     return status.st_size
 
 
-def _needed_bytes(file: BinaryIO, size: int) -> int | None:
+def _needed_bytes(path: Path, file: BinaryIO, size: int) -> int | None:
     """Return the required length of a file in bytes, or `None` if its header cannot be read."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if not 0 < length <= _MAX_HEADER_BYTES:
@@ -79,7 +79,14 @@ def _needed_bytes(file: BinaryIO, size: int) -> int | None:
         return begin
     try:
         header: dict[str, Any] = json.loads(of_few_values(file.read(length)))
-        spans = sorted(_span(row) for name, row in header.items() if name != _METADATA)
+        told = header.pop(_METADATA, {})
+        if isinstance(told, dict) and not all(isinstance(text, str) for text in told.values()):
+            return None
+        rows = header.values()
+        for kind in {row["dtype"] for row in rows}.difference(_BITS):
+            problem = f"has weights of type {shortened(repr(kind))}, which MLX does not read"
+            raise UnsupportedModelError(f"{path} {problem}")
+        spans = sorted(map(_span, rows))
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
         return None
     # Tensors follow one another without a gap, as the format has it.
@@ -97,8 +104,7 @@ def _span(row: Mapping[str, Any]) -> tuple[int, int]:
     shape: Sequence[int] = row["shape"]
     if not all(type(number) is int and number >= 0 for number in (first, last, *shape)):
         raise ValueError
-    bits = _BITS.get(row["dtype"])
-    if last < first or (bits and math.prod(shape) * bits != 8 * (last - first)):
+    if last < first or math.prod(shape) * _BITS[row["dtype"]] != 8 * (last - first):
         raise ValueError
     return first, last
 

@@ -3,11 +3,14 @@
 import json
 import os
 
+import mlx.core as mx
 import pytest
 
-from backend.errors import LoadError
+from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import require_whole
 from backend.model.checkpoint.gate import require_sound
+
+pytestmark = pytest.mark.mlx
 
 
 def weights(header, data=b"", length=None):
@@ -77,12 +80,32 @@ def test_other_files_and_what_is_no_json_are_left_to_their_readers(tmp_path):
         weights({"__metadata__": {"format": "mlx"}, "a": tensor(0, 4)}, b"1234"),
         weights({"b": tensor(4, 6, dtype="BF16"), "a": tensor(0, 4)}, b"123456"),
         weights({"a": tensor(0, 0, shape=(0, 3))}),
-        weights({"a": tensor(0, 3, dtype="F4", shape=(6,))}, b"123"),
     ],
 )
 def test_sound_weights_pass(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     require_whole(tmp_path / "model.safetensors")
+
+
+TYPES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E8M0", "F8_E5M2", "F4"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
+}
+
+
+@pytest.mark.parametrize(("kind", "size"), TYPES.items())
+def test_weights_of_a_type_that_mlx_does_not_read_are_refused(tmp_path, kind, size):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(weights({"a": tensor(0, size, dtype=kind)}, bytes(size)))
+    try:
+        mx.load(str(path))
+    except RuntimeError:
+        with pytest.raises(UnsupportedModelError, match=f"weights of type '{kind}'"):
+            require_whole(path)
+    else:
+        require_whole(path)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +121,7 @@ def test_sound_weights_pass(tmp_path, data):
         weights({"a": tensor(0.0, 4.0)}, b"1234"),
         weights({"a": tensor(0)}, b"1234"),
         weights({"a": 5}),
+        weights({"__metadata__": {"format": 5}, "a": tensor(0, 4)}, b"1234"),
         weights(b"[" * 100_000),
         weights({}, length=2**60),
         weights(b""),
