@@ -25,9 +25,11 @@ def serve(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection = socket.socket(fileno=descriptor)
-    _send(connection, b"")
-    connection.settimeout(idle_s)
-    with connection, connection.makefile("rb") as reader, contextlib.suppress(TimeoutError):
+    # The parent may have gone, even while this process was starting.
+    is_over = contextlib.suppress(TimeoutError, ConnectionError)
+    with connection, connection.makefile("rb") as reader, is_over:
+        _send(connection, b"")
+        connection.settimeout(idle_s)
         while head := reader.read(LENGTH.size):
             (length,) = LENGTH.unpack(head)
             for answer in answers(reader.read(length)):
