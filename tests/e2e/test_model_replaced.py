@@ -222,6 +222,8 @@ def filled(value, directory):
 
 
 NAMES = {*pb.ModelOptions.DESCRIPTOR.fields_by_name, *TuningOptions().by_name()}
+HEADER = json.dumps({"a": {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}})
+WEIGHTS_OF_ANOTHER_TYPE = chr(len(HEADER)) + "\0" * 7 + HEADER
 NEVER = {
     "a pattern without end": (
         with_pattern(r"(\w+\s?)*$"),
@@ -243,6 +245,31 @@ NEVER = {
     ),
     "no tokenizer": (without("tokenizer.json"), {}, ""),
     "a tokenizer that is none": (with_text("tokenizer.json", "{}"), {}, ""),
+    "weights that are still to be downloaded": (
+        lambda place: (place / "model-2.safetensors").symlink_to("nowhere"),
+        {},
+        "model-2.safetensors cannot be read: No such file",
+    ),
+    **{
+        f"{name} as {text}": (with_text(name, text), {}, f"{name} is not a JSON object")
+        for name in ("generation_config.json", "tokenizer_config.json")
+        for text in ("null", "[]")
+    },
+    "a generation config that is no text": (
+        lambda place: (place / "generation_config.json").write_bytes(b"\xff"),
+        {},
+        "generation_config.json cannot be read: 'utf-8'",
+    ),
+    "weights of a type that MLX does not read": (
+        with_text("model-2.safetensors", WEIGHTS_OF_ANOTHER_TYPE),
+        {},
+        "has weights of type 'F64', which MLX does not read",
+    ),
+    "a token that is none": (
+        lambda _: None,
+        {"Options": ["eos_token:nobody"]},
+        "eos_token: 'nobody' is not a token of this model",
+    ),
     "a pipe": (with_pipe("generation_config.json"), {}, "is not a regular file"),
     "deep JSON": (with_text("special_tokens_map.json", "[" * 5000 + "]" * 5000), {}, "levels deep"),
     "no adapter": (

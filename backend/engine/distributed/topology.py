@@ -218,7 +218,9 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         if not path.is_file() or path.stat().st_size > _MAX_HOSTFILE_BYTES:
             raise ValueError(f"it is no file of at most {_MAX_HOSTFILE_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
-        entries = content["hosts"] if isinstance(content, Mapping) else content
+        entries = content.get("hosts") if isinstance(content, Mapping) else content
+        if not isinstance(entries, list):
+            raise ValueError("it has no list of hosts")
         return tuple(_numbered(map(_entry, entries)))
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise InvalidRequestError("Options: hostfile", f"{path} cannot be used: {error}") from error

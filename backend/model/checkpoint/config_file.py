@@ -63,8 +63,14 @@ def tensor_shapes(path: Path) -> Mapping[str, Sequence[int]]:
 
 
 def require_regular(path: Path) -> int:
-    """Return the size of a regular file."""
-    status = path.stat()
+    """Return the size of a regular file, which can be read."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            path.open("rb").close()
+    except OSError as error:
+        # A hub's cache has links to what is still to be downloaded.
+        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise LoadError(f"{path} is not a regular file")
     return status.st_size

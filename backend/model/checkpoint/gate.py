@@ -272,6 +272,14 @@ _VOCABULARIES = dict.fromkeys(
 )
 _LIMITS_BY_NAME = {**_VOCABULARIES, "model.safetensors.index.json": 64 * _MIB}
 _WEIGHTS = ".safetensors"
+# Their readers take them for objects of text.
+_OBJECTS = frozenset(
+    {
+        *("config.json", "generation_config.json", "processor_config.json"),
+        *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+        *("preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json"),
+    }
+)
 # Larger ones are vocabularies and lists of tensors: those who read them look at their depth.
 _PARSED_BYTES = 4 * _MIB
 
@@ -344,12 +352,19 @@ def _require_parsable(path: Path, *, is_vocabulary: bool) -> None:
 
 
 def _require_shallow(path: Path, text: bytes) -> None:
+    is_object = path.name in _OBJECTS
     try:
-        level = [json.loads(text)]
+        level = [json.loads(text.decode() if is_object else text)]
     except RecursionError:
         raise _too_deep(path) from None
+    except UnicodeDecodeError as error:
+        if is_object:
+            raise LoadError(f"{path} cannot be read: {error}") from None
+        return
     except ValueError:
         return
+    if is_object and not isinstance(level[0], dict):
+        raise LoadError(f"{path} is not a JSON object")
     for _ in range(MAX_CHECKPOINT_JSON_DEPTH):
         level = [each for value in level for each in _members(value)]
         if not level:

@@ -136,6 +136,6 @@ def _set_special(hf_tokenizer: HfTokenizer, role: str, text: str | None) -> int 
         return None
     token_id = vocabulary_of(hf_tokenizer).get(text)
     if token_id is None:
-        raise LoadError(f"{role}: {text!r} is not a token of this model")
+        raise LoadError(f"{text!r} is not a token of this model", field=role)
     setattr(hf_tokenizer, role, text)
     return token_id

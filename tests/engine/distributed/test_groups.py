@@ -104,12 +104,14 @@ def test_contradictions_are_refused(options, words):
         '[{"ips": [1]}, {"ips": [2]}]',
         '[{"ips": "127.0.0.1"}, {"ips": "127.0.0.1"}]',
         '[["127.0.0.1"], []]',
+        '{"host": ["127.0.0.1"]}',
+        '{"hosts": "127.0.0.1"}',
     ],
 )
 def test_a_hostfile_of_another_form_is_refused_by_name(tmp_path, content):
     path = tmp_path / "hosts.json"
     path.write_text(content)
-    with pytest.raises(InvalidRequestError, match=r"hostfile: .*hosts\.json cannot be used"):
+    with pytest.raises(InvalidRequestError, match=r"hostfile: .*hosts\.json cannot be used: \w"):
         topology_of(TuningOptions.of(hostfile=str(path)))
 
 
