@@ -222,7 +222,8 @@ HERMES = ToolFormat(
         *("hermes", "json_tools", "qwen", "qwen25", "qwen3", "granite4", "exaone4", "ernie45"),
         "trinity",
     ),
-    clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, '"arguments"')),
+    # Templates quote the key in every way, or not at all.
+    clues=(in_template(HERMES_OPENER, "tool_call.name"), in_template(HERMES_OPENER, "arguments")),
     openers=(HERMES_OPENER, TOOL_CODE_FENCE),
     closers=(HERMES_CLOSER,),
     # Models trained on both formats sometimes write tags between the markers.

@@ -20,8 +20,9 @@ THINK = ReasoningFormat(
         *("minimax", "interns1", "ling3", "rwkv", "gigachat35", "hyperclovax_seed_think"),
         "minimax_m2_append_think",
     ),
-    # A template mentions the end of thoughts only if the model writes thoughts.
-    clues=(as_tokens(_START, _END), in_template(_END)),
+    # A template mentions a mark of thoughts only if the model writes thoughts. Many begin one at
+    # the end of the prompt and mention no end, and the marks of OLMo 3 are no tokens.
+    clues=(as_tokens(_START, _END), in_template(_END), in_template(_START)),
     starts=(_START,),
     ends=(_END,),
 )

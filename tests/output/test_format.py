@@ -77,6 +77,9 @@ TOOL_EVIDENCE = [
     ("json_list", "<tool_calls>", ()),
     ("apertus", "<|tools_prefix|>", ()),
     ("hermes_json", "<tool_call>{{ tool_call.name }}", ()),
+    # Falcon-H1 and SmolLM3, whose templates write no calls.
+    ("hermes_json", "<tool_call>\n{'arguments': <args-dict>, 'name': <name>}\n</tool_call>", ()),
+    ("hermes_json", r'"<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>"', ()),
     ("none", "plain", ()),
 ]
 REASONING_EVIDENCE = [
@@ -105,6 +108,8 @@ REASONING_EVIDENCE = [
     ("glmv_think", "", ("<think>", "</think>", "<|begin_of_box|>", "<|end_of_box|>")),
     ("think", "", ("<think>", "</think>")),
     ("think", "{{ content.split('</think>')[-1] }}", ()),
+    # OLMo 3, Ring and Step.
+    ("think", "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}", ()),
     ("none", "plain", ()),
 ]
 
