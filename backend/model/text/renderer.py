@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from backend.core.prompt import JsonValue, Message
+from backend.formats.registry import REASONING_FORMATS
 from backend.model.text.conversation import ALL_REPAIRS, CallStyle, Repair, Turn, forms_of, to_turns
 
 # Templates may drop what an assistant said: its thoughts, or a preamble of calls.
@@ -205,19 +206,25 @@ SWITCH = "enable_thinking"
 # Other names of the switch, with their values for on and off: templates ignore names that they do
 # not read. A budget is a switch too: 0 is off.
 _NAMES: Mapping[bool, Mapping[str, JsonValue]] = {
-    True: {"thinking": True, "reasoning": True}
+    True: {"thinking": True, "reasoning": True, "force_reasoning": True}
     | {"thinking_mode": "enabled", "thinking_option": "on"},
-    False: {"thinking": False, "reasoning": False}
+    False: {"thinking": False, "reasoning": False, "skip_reasoning": True, "no_thinking": True}
     | {"thinking_mode": "disabled", "thinking_option": "off", "thinking_budget": 0},
 }
+# Where templates differ in the words of a name: those to try, the default first.
+_MODE = "thinking_mode"
+_MODES = {True: ("enabled", "thinking", "on"), False: ("disabled", "chat", "off")}
 EFFORT = "reasoning_effort"
 _EFFORT_NAMES = (EFFORT, "thinking_effort", "reasoning_strength")
 _NONE = "none"
+_NONES = (_NONE, "no_think")
+# With these it is the template's choice whether there are thoughts.
+_LITTLE = frozenset({"minimal", "low"})
 # For each effort of the OpenAI API, the words to try, the nearest first.
 _WORDS = {
-    _NONE: (_NONE, "no_think", "minimal", "low"),
-    "minimal": ("minimal", "low"),
-    "low": ("low", "medium"),
+    _NONE: (*_NONES, "minimal", "low"),
+    "minimal": ("minimal", "low", _NONE, "medium"),
+    "low": ("low", "medium", "high"),
     "medium": ("medium", "high", "low"),
     "high": ("high", "max", "medium"),
     "xhigh": ("xhigh", "max", "high"),
@@ -227,6 +234,13 @@ _ALL_WORDS = frozenset(word for words in _WORDS.values() for word in words)
 # Of the words that a template copies into the prompt, models know these.
 _COMMON = frozenset({"low", "medium", "high"})
 _PROBE = "probed"
+# The effort of thoughts that are switched on, in templates that know no other switch.
+_SOME = "medium"
+_THOUGHT_STARTS = tuple(
+    start
+    for start in (each.rstrip() for known in REASONING_FORMATS for each in known.starts)
+    if start
+)
 _QUESTION = to_turns([Message(role="user", content="?")], CallStyle())
 
 
@@ -258,12 +272,15 @@ class Efforts:
         """Return options with the effort in words that the template takes.
 
         Without thoughts, and without a wish, it is the word of the template for no effort, if it
-        has one.
+        has one. With thoughts it is one for some effort, if none is the template's default.
 
         Raises:
             RenderTimeoutError: The template takes too long.
         """
+        options = {**options, **self._mode(options)}
         wish = _NONE if options.get(SWITCH) is False else options.get(EFFORT)
+        if options.get(SWITCH) is True and EFFORT not in options:
+            wish = _SOME
         if not isinstance(wish, str):
             return options
         is_known = wish.strip().lower() in _WORDS
@@ -272,6 +289,18 @@ class Efforts:
         words = {name: self._word(name, wish, options) for name in _EFFORT_NAMES if name not in own}
         given = {EFFORT: wish} if EFFORT in options else {}
         return {**options, **given, **{name: word for name, word in words.items() if word}}
+
+    def _mode(self, options: Options) -> Options:
+        """Return the switch's other name with the template's word, unless that is the default."""
+        switch = options.get(SWITCH)
+        if not isinstance(switch, bool) or _MODE in options:
+            return {}
+        key = _Key(_MODE, "", switch, is_implied=True)
+        if key not in self._found:
+            mode = _EffortVariable(self._renderer, _MODE, switch)
+            self._found[key] = next(filter(mode.knows, _MODES[switch]), None)
+        word = self._found[key]
+        return {_MODE: word} if word and word != _MODES[switch][0] else {}
 
     def _word(self, name: str, wish: str, options: Options) -> str | None:
         switch = options.get(SWITCH)
@@ -297,17 +326,38 @@ class _EffortVariable:
     def word(self, wish: str, *, is_implied: bool) -> str | None:
         """Return the nearest word that the template takes, if it reads the variable.
 
-        For no effort it is one that the template knows, if there is one, and otherwise none if the
-        wish is only implied.
+        For no effort it is one that the template knows, if there is one. If the wish is only
+        implied, there is no other, and for some effort none unless the default is no effort.
         """
         words = _WORDS.get(wish, (wish,))
         if all(self._text(word) == self._text(None) for word in (*words, _PROBE)):
             return None
-        known = (word for word in words if wish == _NONE and self._knows(word))
-        taken = (word for word in words if not is_implied and self._takes(word))
-        return next(known, next(taken, None))
+        if wish == _NONE:
+            known = [word for word in self._apt(words, thinks=False) if self.knows(word)]
+            if known or is_implied:
+                return next(iter(known), None)
+        thinks = None if wish in _LITTLE else wish != _NONE
+        found = next(iter(self._apt(words, thinks=thinks)), None)
+        return found if found is None or not is_implied or self._is_off(found) else None
 
-    def _knows(self, word: str) -> bool:
+    def _apt(self, words: Sequence[str], *, thinks: bool | None) -> list[str]:
+        """Return the words that the template takes; those that begin a thought, or not, if any."""
+        taken = [word for word in words if self._takes(word)]
+        return [word for word in taken if self._thinks(word) is thinks] or taken
+
+    def _is_off(self, word: str) -> bool:
+        """Return whether the default is no effort, and this word another."""
+        default = self._text(None)
+        is_none = any(self.knows(none) and self._text(none) == default for none in _NONES)
+        return default != self._text(word) and (
+            is_none or (self._thinks(word) and not self._thinks(None))
+        )
+
+    def _thinks(self, word: str | None) -> bool:
+        """Return whether the prompt ends with the start of a thought."""
+        return (self._text(word) or "").rstrip().endswith(_THOUGHT_STARTS)
+
+    def knows(self, word: str) -> bool:
         """Return whether a word changes the prompt as no other would, and is not just copied."""
         text = self._text(word)
         return text not in (None, self._text(_PROBE)) and not self._copies(word)

@@ -36,6 +36,7 @@ from backend.model.text.template import (
 )
 from backend.model.text.tool_forms import ToolForms, written_call
 from backend.output.detection import detect, spelling_of
+from backend.output.reply_format import opens_in_reasoning
 from backend.output.router import Router
 from backend.sampling.grammar.compiler import GrammarCompiler
 from backend.sampling.grammar.tool_parameters import CallRule
@@ -403,7 +404,10 @@ def test_no_effort_means_no_thinking(name):
     found = template(name)
     none = {"enable_thinking": False, "reasoning_effort": "none"}
     high = {"enable_thinking": True, "reasoning_effort": "high"}
-    assert found.render([QUESTION], [], none) != found.render([QUESTION], [], high)
+    text = found.render([QUESTION], [], none)
+    assert text != found.render([QUESTION], [], high)
+    evidence = FormatEvidence((), found.text, written_call=found.written_call)
+    assert not opens_in_reasoning(detect(evidence), text)
 
 
 @pytest.mark.parametrize("name", NAMES)

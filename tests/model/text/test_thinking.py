@@ -34,6 +34,14 @@ PICKY = (
 )
 # Like gpt-oss.
 COPYING = "Reasoning: {{ reasoning_effort | default('medium') }}"
+# Like Mistral Small 4: it refuses all other words, and its default is none.
+STRICT = (
+    "{% set reasoning_effort = reasoning_effort | default('none') %}"
+    "{% if reasoning_effort not in ['none', 'high'] %}{{ raise_exception('unknown') }}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+# Like the preview of Hunyuan 3: all other words are its default.
+IGNORANT = "<think>{{ '</think>' if reasoning_effort not in ['low', 'high'] }}"
 # Like Solar.
 SKIPPING = "{{ 'done' if reasoning_effort in ['low', 'minimal'] else 'think' }}"
 # Like Command A.
@@ -45,11 +53,13 @@ KNOWING = "{{ 'done' if reasoning_effort == 'none' else 'think' }}"
     [
         (PICKY, ["no_think", "low", "low", "high", "high", "high", "high"]),
         (COPYING, ["low", "low", "low", "medium", "high", "high", "high"]),
+        (STRICT, ["none", "none", "high", "high", "high", "high", "high"]),
+        (IGNORANT, ["none", "minimal", "low", "high", "high", "high", "high"]),
         (SKIPPING, ["minimal", "minimal", *EFFORTS[2:]]),
         (KNOWING, EFFORTS),
         ("no variable", EFFORTS),
     ],
-    ids=["refuses", "copies", "skips", "knows", "ignores"],
+    ids=["refuses", "copies", "refuses some", "thinks by some", "skips", "knows", "ignores"],
 )
 def test_an_effort_is_the_nearest_word_that_the_template_takes(source, words):
     found = [fitted(source, {"reasoning_effort": effort}) for effort in EFFORTS]
@@ -67,10 +77,39 @@ def test_no_thinking_is_no_effort_where_the_template_knows_a_word_for_it(source,
     assert fitted(source, {**OFF, "reasoning_effort": "high"})["reasoning_effort"] == word
 
 
-@pytest.mark.parametrize("source", [COPYING, "no variable", "{{ enable_thinking }}"])
+@pytest.mark.parametrize("source", [COPYING, IGNORANT, "no variable", "{{ enable_thinking }}"])
 def test_otherwise_the_switch_alone_is_passed(source):
     assert fitted(source, OFF) == OFF
+
+
+@pytest.mark.parametrize("source", [COPYING, SKIPPING, KNOWING, "{{ enable_thinking }}"])
+def test_thinking_leaves_the_effort_to_the_template(source):
     assert fitted(source, ON) == ON
+
+
+@pytest.mark.parametrize("source", [PICKY, STRICT, IGNORANT])
+def test_thinking_is_some_effort_where_none_is_the_default(source):
+    assert fitted(source, ON) == {**ON, "reasoning_effort": "high"}
+    assert fitted(source, {**ON, "reasoning_effort": "low"})["reasoning_effort"] != "none"
+
+
+@pytest.mark.parametrize(
+    ("source", "on", "off"),
+    [
+        # Like MiniMax M3.
+        ("{{ thinking_mode in ['enabled', 'disabled'] and thinking_mode }}", {}, {}),
+        # Like Baichuan M2.
+        ("{{ thinking_mode if thinking_mode in ['on', 'off'] }}", "on", "off"),
+        # Like a template of DeepSeek V4.
+        ("{{ 'think' if thinking_mode == 'thinking' }}", "thinking", {}),
+        ("{{ thinking_mode }}", {}, {}),
+    ],
+)
+def test_the_mode_is_the_word_that_the_template_knows(source, on, off):
+    for switch, word in ((ON, on), (OFF, off)):
+        assert fitted(source, switch) == {**switch, **({"thinking_mode": word} if word else {})}
+        own = {**switch, "thinking_mode": "own"}
+        assert fitted(source, own) == own
 
 
 def test_a_word_of_the_templates_own_is_passed_as_it_is():
@@ -111,14 +150,17 @@ def test_a_template_is_asked_once_for_each_effort():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (ON, "True True enabled on "),
-        (OFF, "False False disabled off 0"),
-        ({}, "    "),
-        ({**OFF, "thinking_mode": "adaptive"}, "False False adaptive off 0"),
-        ({"enable_thinking": "auto"}, "auto    "),
+        (ON, "True True enabled on  True  "),
+        (OFF, "False False disabled off 0  True True"),
+        ({}, "       "),
+        ({**OFF, "thinking_mode": "adaptive"}, "False False adaptive off 0  True True"),
+        ({"enable_thinking": "auto"}, "auto       "),
     ],
 )
 def test_the_switch_has_all_its_names(options, text):
-    names = ("thinking", "reasoning", "thinking_mode", "thinking_option", "thinking_budget")
+    names = (
+        *("thinking", "reasoning", "thinking_mode", "thinking_option", "thinking_budget"),
+        *("force_reasoning", "skip_reasoning", "no_thinking"),
+    )
     source = " ".join("{{ " + name + " }}" for name in names)
     assert template(source)(None, None, options) == text
