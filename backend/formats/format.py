@@ -8,6 +8,7 @@ from typing import Self
 
 from backend.formats.dialects import (
     JSON_CALLS,
+    MAYBE_LINE,
     Citations,
     Dialect,
     Messages,
@@ -147,6 +148,12 @@ def calls_between(opener: str, closer: str, dialect: Dialect, *, lacks: str = ""
     call = ("\n", *dialect.call, f"\n{closer}")
     separator = (f"\n{opener}",)
     return Frame(dialect, opener, call=call, separator=separator, lacks=lacks, is_block=False)
+
+
+def calls_inside(opener: str, closer: str, dialect: Dialect) -> Frame:
+    """Return the frame of the same calls, each on the line of its markers."""
+    call, separator = (*dialect.call, closer), (MAYBE_LINE, opener)
+    return Frame(dialect, opener, call=call, separator=separator, is_block=False)
 
 
 def block_between(opener: str, closer: str, dialect: Dialect) -> Frame:

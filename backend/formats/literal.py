@@ -191,5 +191,6 @@ OLMO3 = ToolFormat(
         Frame(
             PYTHONIC_CALLS, OLMO3_OPENER, begin=("\n",), separator=("\n",), end=f"\n{OLMO3_CLOSER}"
         ),
+        Frame(PYTHONIC_CALLS, OLMO3_OPENER, separator=("\n",), end=OLMO3_CLOSER),
     ),
 )

@@ -7,6 +7,7 @@ from backend.formats.dialects import (
     ARGUMENTS,
     INDEX,
     JSON_CALLS,
+    MAYBE_LINE,
     QUOTED_NAME,
     Citations,
     Id,
@@ -23,9 +24,15 @@ from backend.formats.format import (
     as_tokens,
     block_between,
     calls_between,
+    calls_inside,
     in_template,
 )
-from backend.formats.literal import PYTHONIC_CALLS, between
+from backend.formats.literal import (
+    PYTHONIC_CALLS,
+    PYTHONIC_PYTHON,
+    PYTHONIC_PYTHON_END,
+    between,
+)
 
 # A list of calls as JSON objects.
 
@@ -238,7 +245,11 @@ HERMES = ToolFormat(
         *between(TOOL_CODE_FENCE, TOOL_CODE_FENCE_END, TOOL_CODE_CALLS),
     ),
     lapses=(Reading(JSON_CALLS, openers=(HERMES_TOOLS_OPENER,), end=HERMES_TOOLS_CLOSER),),
-    frames=(calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),),
+    frames=(
+        calls_between(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),
+        # As EXAONE 4 writes them.
+        calls_inside(HERMES_OPENER, HERMES_CLOSER, JSON_CALLS),
+    ),
 )
 
 
@@ -334,6 +345,8 @@ INTERNLM2_OPENER = f"{INTERNLM2_START}{INTERNLM2_PLUGIN}"
 # As Intern-S1 writes it.
 INTERNLM2_SPACED = tuple(f"{INTERNLM2_START}{space}{INTERNLM2_PLUGIN}" for space in " \n")
 
+INTERNLM2_CALLS = json_object("name", "parameters")
+
 INTERNLM2 = ToolFormat(
     name="internlm2",
     aliases=("internlm", "intern_s1", "interns1"),
@@ -347,6 +360,14 @@ INTERNLM2 = ToolFormat(
             JSON_CALLS,
             INTERNLM2_OPENER,
             call=("\n", *JSON_CALLS.call, INTERNLM2_CLOSER),
+            separator=(f"\n{INTERNLM2_OPENER}",),
+            is_block=False,
+        ),
+        # As Intern-S1 writes them.
+        Frame(
+            INTERNLM2_CALLS,
+            INTERNLM2_OPENER,
+            call=("\n", *INTERNLM2_CALLS.call, MAYBE_LINE, INTERNLM2_CLOSER),
             separator=(f"\n{INTERNLM2_OPENER}",),
             is_block=False,
         ),
@@ -368,11 +389,21 @@ JSON_LIST = ToolFormat(
     frames=(
         _list_of_calls(JSON_LIST_OPENER, JSON_LIST_CLOSER),
         block_between(JSON_LIST_OPENER, JSON_LIST_CLOSER, JSON_CALLS),
+        # As Jamba writes them.
+        Frame(
+            JSON_CALLS,
+            JSON_LIST_OPENER,
+            begin=("[\n    ",),
+            separator=(",\n    ",),
+            end=f"\n]{JSON_LIST_CLOSER}",
+        ),
     ),
 )
 
 
 # Llama 3: a bare object, an object after a token, or a name in a tag and JSON after it.
+#
+# The template of Llama 4 writes a remark between two tokens before the object.
 
 LLAMA3_JSON_OPENER = "<|python_tag|>"
 
@@ -381,15 +412,19 @@ LLAMA3_JSON_CALLS = json_object("name", "parameters")
 LLAMA3_JSON = ToolFormat(
     name="llama3_json",
     aliases=("llama3", "llama4_json"),
-    clues=(in_template(LLAMA3_JSON_OPENER),),
-    openers=(LLAMA3_JSON_OPENER, named.TAGGED_JSON_OPENER, named.TAGGED_JSON_SPACED),
+    clues=(in_template(LLAMA3_JSON_OPENER), in_template(PYTHONIC_PYTHON, '"parameters"')),
+    openers=(
+        *(LLAMA3_JSON_OPENER, named.TAGGED_JSON_OPENER, named.TAGGED_JSON_SPACED),
+        *(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
+    ),
     leads=("{",),
     closers=(named.TAGGED_JSON_CLOSER,),
     readings=(
         Reading(
             named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER, named.TAGGED_JSON_SPACED)
         ),
-        Reading(LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, "{")),
+        Reading(LLAMA3_JSON_CALLS, openers=(LLAMA3_JSON_OPENER, PYTHONIC_PYTHON_END, "{")),
+        Reading(LLAMA3_JSON_CALLS, openers=(PYTHONIC_PYTHON,), end=PYTHONIC_PYTHON_END),
     ),
     frames=(
         Frame(LLAMA3_JSON_CALLS, '{"name": ', separator=("; ",), is_lead=True),

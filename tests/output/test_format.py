@@ -73,6 +73,8 @@ TOOL_EVIDENCE = [
     ("phi4", "functools[", ()),
     ("olmo3", "<function_calls>", ()),
     ("llama3_json", "<|python_tag|>", ()),
+    # Llama 4 of Meta; the template of other servers for it asks for Python.
+    ("llama3_json", "{{ '<|python_start|>' }}{{ '\"parameters\": ' }}", ()),
     ("functionary", "'>>>'", ()),
     ("json_list", "<tool_calls>", ()),
     ("apertus", "<|tools_prefix|>", ()),

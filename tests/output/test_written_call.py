@@ -42,6 +42,28 @@ def test_a_call_in_the_words_of_a_format_tells_it(name, end):
     assert find_by_call(TOOL_FORMATS, WRITTEN[name] + end).name == name
 
 
+# Layouts of a few templates: marks around a remark (Llama 4), no lines (EXAONE 4, OLMo 3), other
+# keys (Intern-S1), an indented list (Jamba).
+OTHERWISE = [
+    ("hermes_json", f'<tool_call>{{"name": "probe_tool", "arguments": {ARGUMENTS}}}</tool_call>'),
+    ("olmo3", '<function_calls>probe_tool(probe_key="probe_value")</function_calls>'),
+    (
+        "internlm2",
+        f"<|action_start|><|plugin|>\n{WRITTEN['llama3_json']}\n<|action_end|><|im_end|>",
+    ),
+    (
+        "json_list",
+        f'<tool_calls>[\n    {{"name": "probe_tool", "arguments": {ARGUMENTS}}}\n]</tool_calls>',
+    ),
+    ("llama3_json", f"<|python_start|><|python_end|>{WRITTEN['llama3_json']}<|eot|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), OTHERWISE)
+def test_a_call_in_another_layout_tells_its_format(name, text):
+    assert find_by_call(TOOL_FORMATS, text).name == name
+
+
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_a_text_that_no_format_writes_tells_none(text):
     assert find_by_call(TOOL_FORMATS, text) is None

@@ -255,6 +255,12 @@ def _single(call, markers, **fields):
 
 FORMATS = {
     "hermes_json": _hermes(),
+    "hermes_json exaone": _replies(
+        f"<tool_call>{_LISTED}</tool_call>",
+        between="\n",
+        markers=("<tool_call>", "</tool_call>"),
+        parser="hermes_json",
+    ),
     "qwen3_coder_xml": _tagged(
         "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
         _PARAMETER.format,
@@ -330,6 +336,7 @@ FORMATS = {
     ),
     "pythonic llama4": _python("[{}]", ", ", parser="pythonic"),
     "olmo3": _python("<function_calls>\n{}\n</function_calls>", "\n"),
+    "olmo3 tight": _python("<function_calls>{}</function_calls>", "\n", parser="olmo3"),
     "deepseek_v31": _replies(
         "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
         _DEEPSEEK,
@@ -346,6 +353,9 @@ FORMATS = {
     "deepseek_dsml v4.1": _marked(" ", "calls"),
     "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
     "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
+    "json_list jamba": _replies(
+        _LISTED, "<tool_calls>[\n    {}\n]</tool_calls>", between=",\n    ", parser="json_list"
+    ),
     "json_list lines": _replies(
         _LISTED, "<tool_calls>\n{}\n</tool_calls>", between="\n", parser="json_list"
     ),
@@ -505,6 +515,12 @@ FORMATS = {
         '<|action_start|><|plugin|>\n{{"name": "{}", "arguments": {}}}<|action_end|>',
         between="\n",
         markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    ),
+    "internlm2 intern_s1": _replies(
+        '<|action_start|><|plugin|>\n{{"name": "{}", "parameters": {}}}\n<|action_end|>',
+        between="\n",
+        markers=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+        parser="internlm2",
     ),
     "granite_20b_fc": _replies('<function_call> {{"name": "{}", "arguments": {}}}', between="\n"),
     "inkling": _replies(
