@@ -8,9 +8,11 @@ from backend.formats.dialects import (
     INDEX,
     JSON_CALLS,
     MAYBE_LINE,
+    NAME,
     QUOTED_NAME,
     Citations,
     Id,
+    NamedJson,
     Objects,
     Reading,
     json_object,
@@ -398,6 +400,30 @@ JSON_LIST = ToolFormat(
             end=f"\n]{JSON_LIST_CLOSER}",
         ),
     ),
+)
+
+
+# Hunyuan, the dense models of 0.5B to 7B: a name and an object in a fence, in a block.
+
+HUNYUAN_V1_CALLS = NamedJson(
+    calls=(
+        (
+            *(HERMES_OPENER, NAME, f"\n{RWKV_FENCE}\n", ARGUMENTS),
+            *(f"\n{RWKV_FENCE_END}", HERMES_CLOSER),
+        ),
+        (HERMES_OPENER, NAME, "\n", ARGUMENTS, HERMES_CLOSER),
+    )
+)
+
+HUNYUAN_V1 = ToolFormat(
+    name="hunyuan_v1",
+    aliases=("hunyuan_v1_dense",),
+    clues=(in_template(JSON_LIST_OPENER, f"\n{RWKV_FENCE}\n", f"{RWKV_FENCE_END}{HERMES_CLOSER}"),),
+    # The block around the calls may be missing.
+    openers=(JSON_LIST_OPENER, HERMES_OPENER),
+    closers=(JSON_LIST_CLOSER, HERMES_CLOSER),
+    readings=(Reading(HUNYUAN_V1_CALLS, end=JSON_LIST_CLOSER),),
+    frames=(Frame(HUNYUAN_V1_CALLS, JSON_LIST_OPENER, end=JSON_LIST_CLOSER),),
 )
 
 

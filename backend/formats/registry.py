@@ -54,6 +54,7 @@ TOOL_FORMATS = (
     literal.OLMO3,
     objects.LLAMA3_JSON,
     named.FUNCTIONARY,
+    objects.HUNYUAN_V1,
     objects.JSON_LIST,
     named.APERTUS,
     objects.XLAM,

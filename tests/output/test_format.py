@@ -77,6 +77,7 @@ TOOL_EVIDENCE = [
     ("llama3_json", "{{ '<|python_start|>' }}{{ '\"parameters\": ' }}", ()),
     ("functionary", "'>>>'", ()),
     ("json_list", "<tool_calls>", ()),
+    ("hunyuan_v1", "print <tool_calls>\n<tool_call>name\n```json\narguments\n```</tool_call>", ()),
     ("apertus", "<|tools_prefix|>", ()),
     ("hermes_json", "<tool_call>{{ tool_call.name }}", ()),
     # Falcon-H1 and SmolLM3, whose templates write no calls.

@@ -25,6 +25,8 @@ WRITTEN = {
     "harmony": f" to=functions.probe_tool<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.probe_tool:0"
     f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    "hunyuan_v1": f"<tool_calls><tool_call>probe_tool\n```json\n{ARGUMENTS}\n```</tool_call>"
+    "</tool_calls>",
     "pythonic": '<|tool_call_start|>[probe_tool(probe_key="probe_value")]<|tool_call_end|>',
 }
 UNKNOWN = [

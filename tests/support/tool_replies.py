@@ -359,6 +359,11 @@ FORMATS = {
     "json_list lines": _replies(
         _LISTED, "<tool_calls>\n{}\n</tool_calls>", between="\n", parser="json_list"
     ),
+    "hunyuan_v1": _replies(
+        "<tool_call>{}\n```json\n{}\n```</tool_call>",
+        "<tool_calls>{}</tool_calls>",
+        markers=("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>"),
+    ),
     "granite": _replies(_LISTED, "<|tool_call|>[{}]", between=", ", markers=("<|tool_call|>",)),
     "sarashina": _replies(_LISTED, "<|tool_calls|>[{}]", between=", ", markers=("<|tool_calls|>",)),
     "phi4": _replies(
