@@ -241,6 +241,11 @@ def drop_silent(turns: Sequence[Turn]) -> list[Turn]:
     ]
 
 
+def drop_thoughts(turns: Sequence[Turn]) -> list[Turn]:
+    """Drop earlier thoughts, for templates that refuse them."""
+    return [{key: turn[key] for key in turn if key != "reasoning_content"} for turn in turns]
+
+
 def answer_results(turns: Sequence[Turn]) -> list[Turn]:
     """Answer results that a user turn follows, for templates that demand an answer."""
     answered: list[Turn] = []
@@ -505,7 +510,7 @@ def wrap_arguments(turns: Sequence[Turn]) -> list[Turn]:
 ALL_REPAIRS: tuple[Repair, ...] = (
     *(wrap_arguments, merge_turns, shorten_call_ids, drop_silent, have_a_user, open_with_user),
     *(merge_leading, mark_between, mark_later, strangers_as_text, orphans_as_text),
-    *(merge_users, merge_assistants, split_calls, answer_results),
+    *(merge_users, merge_assistants, split_calls, answer_results, drop_thoughts),
     *(open_with_system, lead_with_user, spell_calls_and_results, merge_users, merge_assistants),
 )
 

@@ -7,7 +7,17 @@ from typing import NamedTuple, TypeAlias
 
 from backend.core.prompt import JsonValue, Message
 from backend.formats.registry import REASONING_FORMATS
-from backend.model.text.conversation import ALL_REPAIRS, CallStyle, Repair, Turn, forms_of, to_turns
+from backend.model.text.conversation import (
+    ALL_REPAIRS,
+    CallStyle,
+    Repair,
+    Turn,
+    forms_of,
+    lead_with_user,
+    mark_later,
+    open_with_system,
+    to_turns,
+)
 
 # Templates may drop what an assistant said: its thoughts, or a preamble of calls.
 _KEPT_ROLES = frozenset({"system", "user", "tool"})
@@ -116,7 +126,7 @@ Schema: TypeAlias = Mapping[str, JsonValue]
 Options: TypeAlias = Mapping[str, JsonValue]
 Renderer: TypeAlias = Callable[[Sequence[Turn], Sequence[Schema] | None, Options], str]
 _LOST = "the chat template does not show the text of Messages[{}]"
-_EMPTY_SYSTEM: Turn = {"role": "system", "content": ""}
+_FOR_TOOLS: Sequence[Repair] = (open_with_system, mark_later, lead_with_user)
 
 
 class RenderError(Exception):
@@ -187,19 +197,18 @@ def render_with_tools(
 ) -> str | None:
     """Render with the tools in the text, or return `None` if they would be lost.
 
-    Some templates write tools only into a system message; they get an empty one.
+    Some templates write tools only into a system message; they get an empty one. Others write them
+    only before a last question or result, or where there is no system message: text of system
+    messages becomes part of other turns.
 
     Raises:
         RenderError: The template refuses the conversation.
     """
-    text = render(renderer, turns, schemas, options, texts=texts)
-    if text != render(renderer, turns, None, options):
-        return text
-    if not turns or turns[0]["role"] == "system":
-        return None
-    with_system = [_EMPTY_SYSTEM, *turns]
-    text = render(renderer, with_system, schemas, options, texts=texts)
-    return text if text != render(renderer, with_system, None, options) else None
+    for form in forms_of(turns, _FOR_TOOLS):
+        text = render(renderer, form, schemas, options, texts=texts)
+        if text != render(renderer, form, None, options):
+            return text
+    return None
 
 
 SWITCH = "enable_thinking"

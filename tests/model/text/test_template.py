@@ -57,6 +57,45 @@ def test_a_template_without_tools_refuses_them(chat_template: Templates, name: s
         template.render([QUESTION], [WEATHER], {})
 
 
+RULES = Message(role="system", content="Be short.")
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | default('') }}"
+    "{% endfor %}<assistant>"
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "messages", "shown"),
+    [
+        # As Mistral's older templates, at the end of a loop with a reminder.
+        ("messages[-1].role != 'system'", [*CALLING, RULES], "</system>"),
+        # As Granite 3's templates for speech.
+        ("messages[0].role != 'system'", [RULES, QUESTION], "<user>Be short."),
+    ],
+)
+def test_tools_that_a_system_message_hides_are_shown(
+    condition: str, messages: list[Message], shown: str
+):
+    template = jinja(f"{{% if tools and {condition} %}}{{{{ tools }}}}{{% endif %}}{TURNS}")
+    text = template.render(messages, [WEATHER], {})
+    assert "Tell the weather" in text
+    assert shown in text
+    assert "<system>Be short." in template.render(messages, [], {})
+
+
+def test_thoughts_are_left_out_where_the_template_refuses_them():
+    template = jinja(
+        "{% for m in messages if m.reasoning_content %}{{ raise_exception('no thoughts') }}"
+        f"{{% endfor %}}{TURNS}"
+    )
+    messages = [
+        QUESTION,
+        Message(role="assistant", content="No.", reasoning_content="hm"),
+        QUESTION,
+    ]
+    assert template.render(messages, [], {}).count("No.") == 1
+
+
 def test_tools_lost_in_this_conversation_alone_are_refused():
     template = jinja(
         "{% for m in messages %}{{ m.content }}{% endfor %}"
