@@ -177,6 +177,38 @@ PYTHONIC = ToolFormat(
 )
 
 
+# MiniCPM 3: calls in Python, one per line, in a fence between tokens; a thought comes before them.
+
+_MINICPM3_FENCE, _MINICPM3_FENCE_END = "```python\n", "```\n"
+MINICPM3_OPENER, MINICPM3_CLOSER = (
+    f"{PYTHONIC_OPENER}\n{_MINICPM3_FENCE}",
+    f"{_MINICPM3_FENCE_END}{PYTHONIC_CLOSER}",
+)
+MINICPM3_THINK, MINICPM3_THINK_END = "<|thought_start|>", "<|thought_end|>"
+
+MINICPM3 = ToolFormat(
+    name="minicpm3",
+    clues=(in_template(PYTHONIC_OPENER, MINICPM3_THINK),),
+    # The fence may be missing.
+    openers=(MINICPM3_OPENER, PYTHONIC_OPENER),
+    closers=(MINICPM3_CLOSER, PYTHONIC_CLOSER),
+    readings=(
+        *between(MINICPM3_OPENER, MINICPM3_CLOSER),
+        *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
+    ),
+    frames=(Frame(PYTHONIC_CALLS, MINICPM3_OPENER, separator=("\n",), end=f"\n{MINICPM3_CLOSER}"),),
+    is_quotable=False,
+)
+
+MINICPM3_THOUGHT = ReasoningFormat(
+    name="minicpm3_thought",
+    aliases=("minicpm3",),
+    clues=(in_template(MINICPM3_THINK), as_tokens(MINICPM3_THINK, MINICPM3_THINK_END)),
+    starts=(MINICPM3_THINK,),
+    ends=(MINICPM3_THINK_END,),
+)
+
+
 # OLMo 3: calls in Python, one per line, in `<function_calls>`.
 
 OLMO3_OPENER, OLMO3_CLOSER = "<function_calls>", "</function_calls>"

@@ -24,7 +24,7 @@ PAIRS = [name for name, reply in FORMATS.items() if reply.two]
 FIRST, SECOND = "note_add", "clock_now"
 ANY_MARKER = r"</?[^<>\s]{1,40}>?|<\|[^|]*\|>|\[/?[A-Z_]+\]|\"|'|[{}\[\]]|\n"
 # A text whose end is missing takes in all that follows, which the finish tells.
-OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3", "olmo3 tight"}
+OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3", "olmo3 tight", "minicpm3"}
 
 # There are fifty formats: a third of what one alone would try is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)

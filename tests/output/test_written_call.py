@@ -27,6 +27,8 @@ WRITTEN = {
     f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
     "hunyuan_v1": f"<tool_calls><tool_call>probe_tool\n```json\n{ARGUMENTS}\n```</tool_call>"
     "</tool_calls>",
+    "minicpm3": '<|tool_call_start|>\n```python\nprobe_tool(probe_key="probe_value")\n```\n'
+    "<|tool_call_end|>\n",
     "pythonic": '<|tool_call_start|>[probe_tool(probe_key="probe_value")]<|tool_call_end|>',
 }
 UNKNOWN = [

@@ -335,6 +335,12 @@ FORMATS = {
         markers=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     "pythonic llama4": _python("[{}]", ", ", parser="pythonic"),
+    "minicpm3": _python(
+        "<|tool_call_start|>\n```python\n{}\n```\n<|tool_call_end|>",
+        "\n",
+        markers=("<|tool_call_start|>", "<|tool_call_end|>"),
+        reasoning="minicpm3_thought",
+    ),
     "olmo3": _python("<function_calls>\n{}\n</function_calls>", "\n"),
     "olmo3 tight": _python("<function_calls>{}</function_calls>", "\n", parser="olmo3"),
     "deepseek_v31": _replies(
