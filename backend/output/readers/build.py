@@ -310,7 +310,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         call_begin=begin,
         call_end=text_of(call_end),
         key=_key_pattern(dialect, assign),
-        other_key=_key_pattern(dialect, "=") if dialect.has_bare_text else None,
+        other_key=_other_key(dialect),
         assign=assign,
         syntax=_syntax(dialect, bracket, _ends(reading)),
         block_end=reading.end,
@@ -350,6 +350,15 @@ def _key_pattern(dialect: Literals, assign: str) -> Pattern:
         name = any_of(r"""[^\s:,<>"'{}\[\]=]""", group="name")
         return Pattern((SPACE, quote, name, quote, SPACE, fixed(assign)))
     return Pattern((any_of(r"\w", group="name"), SPACE, fixed(assign)))
+
+
+def _other_key(dialect: Literals) -> Pattern:
+    """Return the pattern of a key with another sign after it, or one in quotes."""
+    if dialect.has_bare_text:
+        return _key_pattern(dialect, "=")
+    name = any_of(r"\w", group="name")
+    quote = choice(fixed('"'), fixed("'"))
+    return Pattern((quote, name, quote, SPACE, choice(fixed(":"), fixed("="))))
 
 
 def _syntax(dialect: Literals, bracket: str, block_ends: Sequence[str]) -> LiteralSyntax:

@@ -9,6 +9,7 @@ from backend.output.readers.literal_values import MAX_QUOTED_CHARS, LiteralSynta
 from backend.output.readers.patterns import (
     MAX_TAG_CHARS,
     NO_MATCH,
+    OPEN_MATCH,
     REFUTED,
     SPACE,
     UNDECIDED,
@@ -17,6 +18,7 @@ from backend.output.readers.patterns import (
     Piece,
     after,
     after_space,
+    ahead,
     any_of,
     choice,
     either,
@@ -52,6 +54,17 @@ _TEXT = re.compile(r"[^\S\n]*+\n\s*+[^\s()\[\]{}\"'`,;:=<|\\]")
 # What follows the end of a string.
 _AFTER_STRING = r"\s*+(?:[)}\]]|,\s*+\w++\s*+[=:])"
 _POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
+# A value that has no quote of the text around it, up to the next argument or the last bracket.
+_SCALAR = sequence(
+    SPACE,
+    choice(
+        *(sequence(fixed(quote), any_of(rf"[^{quote}]", least=0), fixed(quote)) for quote in "\"'"),
+        any_of(r"[\w.+-]"),
+    ),
+    SPACE,
+    choice(ahead(",", *_CALL_ENDS), sequence(any_of(r"\w"), SPACE, fixed("="))),
+)
+_WHOLE_SCALAR, _BEGUN_SCALAR = re.compile(_SCALAR.whole), re.compile(_SCALAR.begun)
 # Lines of a program without a call; a call has its own brackets.
 _TO_END_OF_LINE = sequence(any_of(r"[^\n]", least=0), fixed("\n"))
 _ASIDE = choice(
@@ -79,7 +92,7 @@ class LiteralDialect:
         odd_call: The same, for those of some names that `call` does not read.
         call_begin: The text that begins every call, if any.
         key: The key of an argument, up to its value.
-        other_key: The same with a sign that models mistakenly write between them, if any.
+        other_key: The same as models mistakenly write it: with another sign, or in quotes.
         assign: The text between a key and its value.
         block_end: The text that ends a block of calls, which may be in square brackets; empty for
             a bare list of calls, which its bracket ends.
@@ -94,7 +107,7 @@ class LiteralDialect:
     call_begin: str
     call_end: str
     key: Pattern
-    other_key: Pattern | None
+    other_key: Pattern
     assign: str
     syntax: LiteralSyntax
     block_end: str = ""
@@ -279,7 +292,7 @@ class LiteralCallReader(SteppingReader):
     def _key_at(self, position: int) -> Match:
         """Match the key of an argument; the schema tells where an odd one ends."""
         key = first_match(self._buffer, position, self._odd_keys, self._dialect.key)
-        if key.end != REFUTED or self._dialect.other_key is None:
+        if key.end != REFUTED:
             return key
         other = self._dialect.other_key.match(self._buffer, position)
         is_begun = other.name == self._unsent_key or json_string(other.name) in self._keys
@@ -448,8 +461,6 @@ class LiteralCallReader(SteppingReader):
 
     def _sibling_at(self, position: int) -> Match:
         """Match the key of an argument that is declared and not yet given, without a comma."""
-        if not self._dialect.syntax.has_bare_text:
-            return NO_MATCH
         key = self._key_at(position)
         others = [
             name
@@ -461,7 +472,17 @@ class LiteralCallReader(SteppingReader):
             return key if any(name.startswith(begun) for name in others) else NO_MATCH
         written = self._buffer[position : key.end]
         is_quoted = any(quote in written for quote in self._quotes)
-        return key if key.name in others and not is_quoted else NO_MATCH
+        if is_quoted or key.name not in others:
+            return NO_MATCH
+        return key if self._dialect.syntax.has_bare_text else self._before_scalar(key)
+
+    def _before_scalar(self, key: Match) -> Match:
+        """Return the match of a key, unless text that is no simple value follows."""
+        limit = key.end + MAX_TAG_CHARS
+        if _WHOLE_SCALAR.match(self._buffer, key.end, limit):
+            return key
+        is_open = len(self._buffer) < limit and _BEGUN_SCALAR.fullmatch(self._buffer, key.end)
+        return OPEN_MATCH if is_open else NO_MATCH
 
     def _lost_quote_at(self, comma: int) -> int:
         """Return the position of a comma, if an argument follows, and no quote of this text."""

@@ -7,9 +7,15 @@ from typing import TypeAlias
 
 from backend.output.readers.patterns import (
     REFUTED,
+    SPACE_IN_LINE,
     UNDECIDED,
+    Piece,
     after,
     after_space,
+    any_of,
+    choice,
+    fixed,
+    sequence,
     span_end,
 )
 from backend.output.readers.reader import MAX_NAME_CHARS, NotACallError
@@ -128,22 +134,54 @@ def _space_at(text: str, position: int) -> tuple[str, int] | None:
 
 
 # Signs of a text without quotes, such as an address, and a word after it: no key, no operator.
-_SIGN = re.compile(r"""[^\s,()\[\]{}'"]""")
+_SIGN = re.compile(r"""[^\s,()\[\]{}'"]|(?<=\w)'(?=\w)""")
 _NEXT_WORD = re.compile(
     r"""[^\S\n]+(?:(?![-+*/%]\s)[^\s,()\[\]{}='"#]+(?P<after>[^\S\n]*+[^\s]|\n)?)?"""
 )
+# What may be the next argument.
+_BEFORE_NEXT = re.compile(r",|[^\S\n]+[^\W\d]\w*+[^\S\n]*+=")
+# A part of it in brackets or, after a space or a sign, in quotes.
+_AFTER_SIGN = Piece(r"(?<=[\s=:+])", "")
+_PART = sequence(
+    SPACE_IN_LINE,
+    choice(
+        *(
+            sequence(fixed(begin), any_of(rf"[^\{begin}\{end}\n]", least=0), fixed(end))
+            for begin, end in ("()", "[]", "{}")
+        ),
+        *(
+            sequence(_AFTER_SIGN, fixed(quote), any_of(rf"[^{quote}\n]", least=0), fixed(quote))
+            for quote in "\"'"
+        ),
+    ),
+)
+_WHOLE_PART, _BEGUN_PART = re.compile(_PART.whole), re.compile(_PART.begun)
+
+
+def _part_end(text: str, position: int) -> int:
+    """Return the end of a part in brackets or quotes of a text without quotes."""
+    limit = position + _MAX_TAIL_CHARS
+    if found := _WHOLE_PART.match(text, position, limit):
+        return found.end()
+    is_open = len(text) < limit and _BEGUN_PART.fullmatch(text, position)
+    return UNDECIDED if is_open else REFUTED
 
 
 def _more_words_at(text: str, position: int) -> int:
     """Tell whether a text without quotes goes on: models forget them around several words."""
     if _SIGN.match(text, position):
         return REFUTED
+    is_last = position + 1 == len(text)
     found = _NEXT_WORD.match(text, position)
     if found is None:
-        return position
+        return UNDECIDED if is_last and text[position] == "'" else position
     if found.end() == len(text) and not found["after"]:
         return UNDECIDED
-    return REFUTED if found["after"] and not found["after"].endswith("=") else position
+    return REFUTED if found["after"] else position
+
+
+def _is_lone_end(quote: str, raw: str) -> bool:
+    return raw.endswith(quote) and raw.count(quote) % 2 == 1
 
 
 class LiteralValue:
@@ -542,14 +580,18 @@ class LiteralValue:
         self._bare.append(text[position:end])
         if end == len(text):
             return "", end if end > position else UNDECIDED
+        part = _part_end(text, end) if self._is_bare_argument else REFUTED
+        if part != REFUTED:
+            self._bare.append(text[end:part] if part >= 0 else "")
+            return "", part if part >= 0 or end == position else end
         follows = self._bare_text_ends_at(text, end)
         if follows < 0:
             self._bare.append(text[end] if follows == REFUTED else "")
             return "", end + 1 if follows == REFUTED else (end if end > position else UNDECIDED)
         raw = "".join(self._bare).strip()
         self._bare = []
-        # A quote at its end belongs to a string that lacks the first one.
-        quote = next(filter(raw.endswith, self._syntax.quotes), "")
+        # A quote at its end belongs to a string that lacks the first one, unless both are there.
+        quote = next((each for each in self._syntax.quotes if _is_lone_end(each, raw)), "")
         if not (raw.removesuffix(quote) or self._may_be_empty):
             raise NotACallError(position)
         is_text = self._is_key or bool(quote)
@@ -620,13 +662,20 @@ class LiteralValue:
 
     def _bare_text_ends_at(self, text: str, position: int) -> int:
         """Match text that may follow a text without quotes, which may have commas and brackets."""
-        is_argument = not (self._is_key or self._closers)
-        if is_argument and not self._syntax.has_bare_text and self._types & STRING:
+        if self._is_bare_argument:
+            if _BEFORE_NEXT.match(text, position):
+                return self._ends_at(position)
             return _more_words_at(text, position)
         if not self._is_key and self._syntax.has_bare_text and text[position] not in ",{}[]":
             return self._over_at(position)
         is_text = self._syntax.has_bare_text and self._types == STRING and not self._closers
         return self._ends_at(position) if is_text else position
+
+    @property
+    def _is_bare_argument(self) -> bool:
+        """Whether the value of an argument may be a text that mistakenly lacks its quotes."""
+        is_argument = not (self._is_key or self._closers or self._syntax.has_bare_text)
+        return is_argument and bool(self._types & STRING)
 
     @property
     def _may_be_empty(self) -> bool:
