@@ -70,6 +70,8 @@ def filled(template: Template, texts: Mapping[Part, str]) -> str:
 # Keys of an object around name and arguments, or of the name itself.
 NESTING_KEYS = ("function", "function_call", "tool_call")
 NAME_KEYS = ("name", *NESTING_KEYS)
+# Key of a list of calls, in an object around it.
+LIST_KEY = "tool_calls"
 # Keys of members that may come before the name.
 KEYS_BESIDE = ("type", "id", "index")
 

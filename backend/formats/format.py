@@ -203,6 +203,7 @@ class ReasoningFormat(_Format):
         starts: Texts that open a thought; the first is the default.
         ends: Texts that close it.
         frames: Texts around answers that are dropped.
+        first_frames: Texts dropped at the start of an answer, and elsewhere text.
         notes: Texts inside thoughts that are dropped.
         later_starts: Texts that open a thought even after content; elsewhere only the first part of
             a reply, or one after a call or a frame, is a thought, and a start is text.
@@ -217,6 +218,7 @@ class ReasoningFormat(_Format):
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     frames: tuple[str, ...] = ()
+    first_frames: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     later_starts: tuple[str, ...] = ()
     first_starts: tuple[str, ...] = ()

@@ -142,7 +142,8 @@ PYTHONIC = ToolFormat(
     clues=(
         in_template("<|tool_list_start|>"),
         in_template(PYTHONIC_OPENER),
-        in_template("[func_name1(params_name1="),
+        in_template("[func_name1("),
+        in_template(PYTHONIC_PYTHON),
         as_tokens(PYTHONIC_OPENER, PYTHONIC_CLOSER),
     ),
     openers=(PYTHONIC_OPENER, PYTHONIC_PYTHON),

@@ -516,7 +516,11 @@ XLAM_LEAD, XLAM_LEAD_END = "[", "]"
 
 XLAM = ToolFormat(
     name="xlam",
-    clues=(in_template("single JSON array"),),
+    # The second is that of Hammer, and of xLAM 1, whose list is in an object.
+    clues=(
+        in_template("single JSON array"),
+        in_template("MUST strictly adhere to the following JSON format"),
+    ),
     # The models are tuned from Qwen's and Mistral's, and fall back to their markers.
     openers=(HERMES_OPENER, named.MISTRAL_OPENER),
     leads=(XLAM_LEAD, "{"),

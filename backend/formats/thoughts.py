@@ -103,4 +103,6 @@ HUNYUAN_A13B = ReasoningFormat(
     starts=(_START,),
     ends=(_END,),
     frames=(_ANSWER, f"\n{_ANSWER_END}", _ANSWER_END),
+    # With tools, its prompt asks for answers that begin with the role.
+    first_frames=("助手：",),
 )

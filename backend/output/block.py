@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from backend.core.step import ContentDelta, Delta
-from backend.formats.dialects import NESTING_KEYS
+from backend.formats.dialects import LIST_KEY, NESTING_KEYS
 from backend.formats.format import ToolFormat
 from backend.output.readers.bare_python import list_end
 from backend.output.readers.patterns import (
@@ -54,7 +54,7 @@ _LISTED_CALL = sequence(
 )
 _LISTED, _BEGUN_LISTED = re.compile(_LISTED_CALL.whole), re.compile(_LISTED_CALL.begun)
 # An object without markers, as far as it tells whether it is a call.
-_BARE = re.compile(r"[\s\[]*+\{\s*+")
+_BARE = re.compile(rf"[\s\[]*+\{{\s*+(?:[\"']{LIST_KEY}[\"']\s*+:\s*+\[\s*+\{{\s*+)?")
 _KEY = re.compile(r"""\s*+["']?([\w.:/-]++)["']?\s*+:\s*+""")
 _BEGUN_BARE_KEY = re.compile(r"""\s*+["']?[\w.:/-]*+["']?\s*+""")
 # A list may begin with calls of tools that take no arguments.

@@ -10,6 +10,7 @@ from backend.formats import literal, tagged
 from backend.formats.dialects import (
     ARGUMENTS,
     JSON_CALLS,
+    LIST_KEY,
     NESTING_KEYS,
     Literals,
     NamedJson,
@@ -209,7 +210,8 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
         call = _call_of(found, position, names, is_doubtful=is_bare)
         if call is not None:
             yield call
-        position = raw.find("{", found.end)
+        is_around = call is None and found.members.keys() == {LIST_KEY}
+        position = raw.find("{", position + 1 if is_around else found.end)
 
 
 def _call_of(

@@ -316,7 +316,12 @@ class Router:
             self._enter_end(marker)
         elif marker in (*reasoning.starts, *reasoning.later_starts, *reasoning.first_starts):
             self._enter_thought(marker)
-        elif marker in (*reasoning.frames, *reasoning.notes, *self._format.boxes):
+        elif marker in (
+            *reasoning.frames,
+            *reasoning.first_frames,
+            *reasoning.notes,
+            *self._format.boxes,
+        ):
             self._enter_frame(marker)
         elif marker in self._leavable and (self._is_after_call or self._lacks_closer):
             self._lacks_closer = False
@@ -368,10 +373,11 @@ class Router:
             self._emit(marker)
 
     def _enter_frame(self, marker: str) -> None:
+        reasoning = self._format.reasoning
         if marker in self._format.boxes:
             self._settle()
-        elif self._in_thought:
-            if marker not in self._format.reasoning.notes:
+        elif self._in_thought or (marker in reasoning.first_frames and not self._segment.is_blank):
+            if marker not in reasoning.notes:
                 self._emit(marker)
         elif not self._segment.is_blank:
             self._hold_stray(marker)
@@ -640,7 +646,7 @@ class Router:
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes
         calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
-        thoughts = (*reasoning.marks, *reasoning.first_starts)
+        thoughts = (*reasoning.marks, *reasoning.first_starts, *reasoning.first_frames)
         return (*thoughts, *boxes, *(calls if self._calls.expects_calls else ()))
 
 

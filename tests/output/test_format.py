@@ -62,6 +62,8 @@ TOOL_EVIDENCE = [
     ("pythonic", "", ("<|tool_call_start|>", "<|tool_call_end|>")),
     ("minicpm3", "<|thought_start|><|tool_call_start|>\n```python\n", ()),
     ("pythonic", "[func_name1(params_name1=params_value1)]", ()),
+    ("pythonic", "[func_name1(param1=value1, param2=value2), func_name2(...)]", ()),
+    ("pythonic", "<|python_start|>{{ content }}<|python_end|>", ()),
     ("qwen3_coder_xml", "<tool_call>\n<function={{ tool_call.name }}>", ()),
     ("qwen3_coder_xml", "'<tool_call>\\n<function=' + tool_call.name", ()),
     ("minicpm5", '<function name="f"><param name="a">', ()),
@@ -80,6 +82,8 @@ TOOL_EVIDENCE = [
     ("json_list", "<tool_calls>", ()),
     ("hunyuan_v1", "print <tool_calls>\n<tool_call>name\n```json\narguments\n```</tool_call>", ()),
     ("apertus", "<|tools_prefix|>", ()),
+    ("nemotron", "<TOOLCALL>[func_name1(params_name1=params_value1)]</TOOLCALL>", ()),
+    ("xlam", "The output MUST strictly adhere to the following JSON format", ()),
     ("hermes_json", "<tool_call>{{ tool_call.name }}", ()),
     # Falcon-H1 and SmolLM3, whose templates write no calls.
     ("hermes_json", "<tool_call>\n{'arguments': <args-dict>, 'name': <name>}\n</tool_call>", ()),

@@ -35,9 +35,9 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.formats.literal import PYTHONIC_CALLS
 from backend.output.readers.bare_python import BarePythonReader, LiteralListReader
+from backend.output.readers.json_arguments import NO_ARGUMENTS
 from backend.output.readers.json_calls import (
     FENCE,
-    NO_ARGUMENTS,
     CallBlock,
     CallBlockReader,
     CallHead,

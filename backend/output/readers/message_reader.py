@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from backend.core.step import ContentDelta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
-from backend.output.readers.json_calls import LISTED, NULLS, JsonArguments
+from backend.output.readers.json_arguments import LISTED, NULLS, JsonArguments
 from backend.output.readers.patterns import (
     OPEN_MATCH,
     REFUTED,

@@ -34,7 +34,7 @@ _NAMELESS = re.compile(rf"{_LABEL}[.:_/#-]*[0-9a-z-]*|[.:_/#-]*\d*", re.IGNORECA
 SYNTAX = frozenset(
     {
         *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
-        *("type", "id", "index", "tool_call_id", "json", "recipient_name"),
+        *("type", "id", "index", "tool_call_id", "json", "recipient_name", "tool_calls"),
     }
 )
 USUAL_NAMESPACES = ("functions", "tools", "default_api")
