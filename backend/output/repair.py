@@ -41,7 +41,7 @@ from backend.output.readers.typed_values import (
 from backend.output.tag_repair import TagWords, call_ends, last_name, markup_of
 
 NAME_KEYS = ("name", "tool_name", *NESTING_KEYS, "tool")
-ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params")
+ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_args", "tool_input")
 CALL_KEYS = {*NAME_KEYS, *ARGUMENT_KEYS, "type", "id", "index", "tool_call_id"}
 _NAMED = re.compile(
     r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""

@@ -293,6 +293,8 @@ class JsonScanner:
                 return self._hold(char), position + 1
         elif char == "\\":
             self._step = self._in_escape
+            self._pending = 1
+            return "", position + 1
         else:
             char = _CONTROL.get(char, f"\\u{ord(char):04x}")
         return char, position + 1
@@ -316,13 +318,17 @@ class JsonScanner:
         return "".join(pieces), position
 
     def _in_escape(self, text: str, position: int) -> tuple[str, int]:
+        """Read the character after a backslash, which JSON needs before no single quote."""
         char = text[position]
         if char == "u":
             self._pending = 1
             self._step = self._in_code_point
-            return "", position + 1
+            return "\\", position + 1
+        self._pending = 0
         self._step = self._in_string
-        return (char, position + 1) if char in _SIMPLE_ESCAPES else ("\\", position)
+        if char == "'":
+            return char, position + 1
+        return (f"\\{char}", position + 1) if char in _SIMPLE_ESCAPES else ("\\\\", position)
 
     def _in_code_point(self, text: str, position: int) -> tuple[str, int]:
         """Hold back the digits of a code point, up to the end of a surrogate pair."""
@@ -373,7 +379,8 @@ class JsonScanner:
             return "", position + 1
         piece = self._end_code_point(f"u{_REPLACEMENT_DIGITS}")
         self._step = self._in_escape
-        return f"{piece}\\", position
+        self._pending = 1
+        return piece, position
 
     def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
         """Hold back a number or a constant until it ends: then it is known to be one."""

@@ -30,6 +30,8 @@ _BARE = re.compile(r"[^,{}\[\]()\n]+")
 _BARE_SCALAR = re.compile(
     r"""[+-]?[\w.]+(?:[eE][+-]?\d+)?(?=\s*(?:;|//|\#|/\*)|\s+["'][^"'\n]{1,200}["']\s*:)"""
 )
+# A number with commas between its thousands; in an object no member begins with a digit.
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})++(?:\.\d+)?(?=\s*[,}])")
 _BARE_KEY = re.compile(r"[^\s:=,;{}\[\]()\"']+")
 _HALF_QUOTED_KEY = re.compile(r"[\w-]+[ \t]*[:=][ \t]*[^\s:]")
 _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
@@ -190,7 +192,10 @@ class _Reader:
         assign = _ASSIGN.match(self._text, self.end)
         if assign is None:
             raise NotJsonError
-        value = self.value(assign.end(), depth)
+        # A key may be there twice.
+        again = re.compile(rf"{re.escape(self._text[position : self.end])}\s*:\s*")
+        repeated = again.match(self._text, assign.end())
+        value = self.value(repeated.end() if repeated else assign.end(), depth)
         if depth == 1:
             self._members[json.loads(key)] = value
         return f"{key}{self._colon(assign[0])}{value}"
@@ -371,6 +376,11 @@ class _Reader:
 
     def _bare(self, position: int) -> str:
         """Read a number, a constant, or text without quotes."""
+        grouped = _GROUPED.match(self._text, position) if self._closers[-1:] == ["}"] else None
+        if grouped:
+            self.end = grouped.end()
+            self.reasons.append("commas in a number")
+            return grouped[0].replace(",", "")
         found = _BARE_SCALAR.match(self._text, position) or _BARE.match(self._text, position)
         raw = found[0].rstrip() if found else ""
         if not raw or self._is_begun_quote(position):

@@ -40,7 +40,7 @@ def test_a_call_leaves_when_a_value_in_its_arguments_has_begun():
 def test_arguments_leave_as_they_are_written():
     cursor = make_cursor()
     cursor.feed('{"name": "f", "arguments": {"a": "')
-    pieces = ["x", "y", "\\", "n", '", "b": [', "12]"]
+    pieces = ["x", "y", "\\n", '", "b": [', "12]"]
     sent = [cursor.feed(piece).deltas for piece in pieces]
     assert [[delta.arguments for delta in deltas] for deltas in sent] == [[p] for p in pieces]
 
