@@ -449,8 +449,9 @@ class Router:
             return tools.ends_thought and marker.endswith(tools.name_lead)
         if marker in self._leads:
             begins = self._segment.is_blank or self._follows_frame
-            is_object = marker in tools.object_leads
-            begins |= is_object and self._fence is not None and self._fence.is_begun
+            # The name of a tool may begin a program.
+            is_own = marker in tools.leads
+            begins |= is_own and self._fence is not None and self._fence.is_begun
             return begins and not self._in_thought
         return marker in tools.openers and (tools.ends_thought or not self._in_thought)
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+from backend.output.readers.json_calls import FENCE
 from backend.output.readers.literal_calls import LiteralCallReader, LiteralDialect
 from backend.output.readers.patterns import (
     MAX_TAG_CHARS,
@@ -38,6 +39,7 @@ _WORD_CHARS = 2
 _WITH_OBJECT = re.compile(r"[\s\[]*+[\w./:-]++\s*+\(\s*+(?:\*\*\s*+)?\{")
 # Brackets too many, and the end of a fence.
 _STRAY = ",;)]}"
+_IN_FENCE = f"{_STRAY} \t\r\n"
 _IN_LINE = f"{_STRAY} \t\r`"
 # A call of another tool, or text on a line of its own.
 _NO_SENTENCE = re.compile(r"[ \t\r]*+(?:\n|[,;]?\s*+\w[\w./:-]*+\()")
@@ -188,7 +190,8 @@ class LiteralListReader:
             return ReaderOutput()
         raw = "".join(self._raw)
         if end >= 0:
-            follows = raw[end:].lstrip(_IN_LINE)
+            # Other lines in a fence are a program.
+            follows = raw[end:].lstrip(_IN_FENCE if self._context.in_fence else _IN_LINE)
             if follows.startswith(self._ends):
                 return self._read(raw)
             is_short = len(raw) < end + MAX_TAG_CHARS
@@ -293,6 +296,10 @@ class BarePythonReader:
             return True if is_last or len(self._raw) >= MAX_TAG_CHARS else None
         if end == REFUTED:
             return self._may_go_on(self._raw[self._calls.place :], is_last=is_last)
+        if self._context.in_fence:
+            follows = self._raw[end:].strip(_IN_FENCE)
+            is_open = FENCE.startswith(follows) and not is_last
+            return None if is_open else follows.startswith(FENCE) or not follows
         follows = self._raw[end:].lstrip(_IN_LINE)
         # What begins with a bracket is a special token.
         if self._raw[:end].endswith("\n") or follows.startswith(("\n", "<", *self._marks)):

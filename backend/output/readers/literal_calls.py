@@ -54,6 +54,8 @@ _TEXT = re.compile(r"[^\S\n]*+\n\s*+[^\s()\[\]{}\"'`,;:=<|\\]")
 # What follows the end of a string.
 _AFTER_STRING = r"\s*+(?:[)}\]]|,\s*+\w++\s*+[=:])"
 _POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
+# Arguments as an object, perhaps with the stars that unpack it.
+_OBJECT = re.compile(r"(?:\*\*\s*+)?\{")
 # A value that has no quote of the text around it, up to the next argument or the last bracket.
 _SCALAR = sequence(
     SPACE,
@@ -150,7 +152,7 @@ class LiteralCallReader(SteppingReader):
         self._types = ParameterTypes({})
         self._odd_keys: Pattern | None = None
         self._positions: Iterator[str] = iter(())
-        self._is_positional = False
+        self._is_positional = self._is_in_object = False
         self._unsent_key = ""
         self._value = self._new_value("")
 
@@ -269,7 +271,21 @@ class LiteralCallReader(SteppingReader):
         key, assign = self._dialect.key, self._dialect.assign
         self._odd_keys = _odd_keys(key, assign, self._quotes, tuple(self._types.names))
         self._positions = iter(self._types.names if self._dialect.has_positions else ())
+        self._is_in_object = False
+        self._step = self._before_first_argument
+
+    def _before_first_argument(self, position: int) -> int:
+        """Pass the brace of an object with all arguments, unless the first one may be an object."""
+        start = self._skip_space(position)
+        if start > position:
+            return start
+        if position == len(self._buffer) or "**".startswith(self._buffer[position:]):
+            return UNDECIDED
+        found = _OBJECT.match(self._buffer, position) if self._dialect.has_positions else None
+        takes_object = "object" in self._types.of(next(iter(self._types.names), ""))
+        self._is_in_object = found is not None and not (takes_object and found[0] == "{")
         self._step = self._before_argument
+        return found.end() if found and self._is_in_object else position
 
     def _before_argument(self, position: int) -> int:
         start = self._skip_space(position)
@@ -296,7 +312,8 @@ class LiteralCallReader(SteppingReader):
             return key
         other = self._dialect.other_key.match(self._buffer, position)
         is_begun = other.name == self._unsent_key or json_string(other.name) in self._keys
-        is_known = other.end < 0 or (other.name in self._types.names and not is_begun)
+        is_declared = self._is_in_object or other.name in self._types.names
+        is_known = other.end < 0 or (is_declared and not is_begun)
         return other if is_known else NO_MATCH
 
     def _begin_positional(self, position: int) -> int:
@@ -384,7 +401,7 @@ class LiteralCallReader(SteppingReader):
     def _end_of_call_at(self, position: int) -> int:
         """Match the text that must follow a call; only commas and brackets belong to the call."""
         position = after_space(self._buffer, position)
-        is_wrapped = any("(" in text for text in self._dialect.before)
+        is_wrapped = self._is_in_object or any("(" in text for text in self._dialect.before)
         if position >= 0 and is_wrapped and self._buffer[position] in _CALL_ENDS:
             position = after_space(self._buffer, position + 1)
         if position < 0:

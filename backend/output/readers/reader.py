@@ -228,8 +228,13 @@ class CallLedger:
         return name_in_id(call_id, self._tools or ())
 
     def names_fitting(self, keys: Set[str]) -> Iterable[str]:
-        """Return the tools whose schemas allow exactly these arguments."""
-        return [name for name in self._tools or () if self.parameter_types(name).fit(keys)]
+        """Return the tools whose schemas allow exactly these arguments.
+
+        Those that name them all come before those that take any.
+        """
+        fitting = [name for name in self._tools or () if self.parameter_types(name).fit(keys)]
+        naming = [name for name in fitting if keys <= {*self.parameter_types(name).names}]
+        return naming or fitting
 
     @property
     def only_name(self) -> str:
@@ -494,7 +499,6 @@ class SteppingReader(ABC):
         """Emit the beginning of a call that is certain from the text up to `end`."""
         self._calls_begun += 1
         self._missing_end = "{}"
-        self._keys = []
         self._outbox.send(self._context.calls.open(name), end)
 
     def _hand_out_name(self, end: int) -> None:
@@ -521,6 +525,7 @@ class SteppingReader(ABC):
         self._send(self._missing_end, end)
         self._context.calls.complete()
         self._calls_ended += 1
+        self._keys = []
         self._step = self._before_call
 
     def _send(self, piece: str, end: int) -> None:
