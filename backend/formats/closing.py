@@ -122,12 +122,15 @@ class TagEnds:
             return Limits(inside=((tags.mark,),), tags=(_one_tag(tags.mark),))
         marks, (begin, end) = self.ends, tags.verbatim
         if begin:
-            marks = (end + marks[0],)
+            # The tag after it may be missing.
+            marks = (end, end + marks[0])
         last = text_of(after)
         is_whole = any(end in last for end in self.block_ends)
         call_ends = self._call_ends(tags, opener) if is_whole else zip(self.call_ends)
         block_ends = zip(self.block_ends)
         follows = (*self.begins, *self.calls, *call_ends, *block_ends)
+        if not _begins_call(tags, opener):
+            follows = (*follows, *((opener, _GAP, *call) for call in self.calls))
         inside = [(mark, _GAP, *each) for mark in marks for each in (*follows, *self.other_begins)]
         inside += [(*_ELEMENT_END, _GAP, *follow) for follow in follows if self.has_elements]
         if not (begin or tags.requires_ends):
@@ -147,7 +150,7 @@ class TagEnds:
     def _call_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
         """Yield the end of a call with what confirms it."""
         follows: tuple[Template, ...] = ((opener,), *((end,) for end in self.block_ends))
-        if not text_of(tags.call[:1]).startswith(opener):
+        if not _begins_call(tags, opener):
             follows = (*follows, *self.calls)
         yield from ((end, _GAP, *follow) for end in self.call_ends for follow in follows)
 
@@ -233,6 +236,11 @@ def _tag_start(head: Template) -> Template:
     if start.endswith(ATTRIBUTE_BEGIN):
         return (start.removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[0], _SPACE)
     return (start,)
+
+
+def _begins_call(tags: Tags, opener: str) -> bool:
+    """Tell whether an opener is the beginning of a call, which then has no block around it."""
+    return text_of(tags.call[:1]).startswith(opener)
 
 
 def _is_element(parameter: Template) -> bool:

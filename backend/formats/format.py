@@ -7,14 +7,19 @@ from functools import lru_cache
 from typing import Self
 
 from backend.formats.dialects import (
+    ARGUMENTS,
     JSON_CALLS,
+    KEY,
     MAYBE_LINE,
+    VALUE,
     Citations,
     Dialect,
     Messages,
     Objects,
     Reading,
+    Tags,
     Template,
+    split_at,
     text_of,
 )
 
@@ -306,6 +311,18 @@ class ToolFormat(_Format):
             for lead in self.leads
             if any(isinstance(reading.dialect, Objects) for reading in self.readings_at(lead))
         )
+
+    @property
+    def inner_ends(self) -> tuple[str, ...]:
+        """The last tags of calls in tags, and of their arguments."""
+        calls = (each.dialect for each in self.readings if isinstance(each.dialect, Tags))
+        ends = (
+            text_of(end).strip()
+            for tags in calls
+            for end in (split_at(tags.call, ARGUMENTS)[1], split_at(tags.parameter, VALUE)[1])
+            if KEY not in end
+        )
+        return tuple(dict.fromkeys(ends))
 
     @property
     def strays(self) -> frozenset[str]:

@@ -371,6 +371,7 @@ def _kimi_k3_close(name: str) -> str:
 
 
 KIMI_K3_OPENER, KIMI_K3_CLOSER = _kimi_k3_open("tools"), _kimi_k3_close("tools")
+KIMI_K3_CALL = f"{KIMI_K3_OPEN}call"
 
 KIMI_K3_TAGS = Tags(
     call=(
@@ -394,7 +395,7 @@ _KIMI_K3_CLUE = as_tokens(KIMI_K3_OPEN, KIMI_K3_CLOSE, KIMI_K3_SEP, KIMI_K3_MESS
 KIMI_K3 = ToolFormat(
     name="kimi_k3",
     clues=(_KIMI_K3_CLUE,),
-    openers=(KIMI_K3_OPENER,),
+    openers=(KIMI_K3_OPENER, KIMI_K3_CALL),
     closers=(KIMI_K3_CLOSER,),
     tokens=(KIMI_K3_OPEN, KIMI_K3_CLOSE, KIMI_K3_SEP),
     readings=(Reading(KIMI_K3_TAGS, end=KIMI_K3_CLOSER),),
@@ -546,11 +547,12 @@ DOTS3 = ToolFormat(
     name="dots3",
     aliases=("dots", "dots_note"),
     clues=(in_template(DOTS3_OPENER), as_tokens(DOTS3_OPENER)),
-    openers=(DOTS3_OPENER,),
+    # The block around the calls may be missing.
+    openers=(DOTS3_OPENER, MINIMAX_M2_BARE),
     closers=(DOTS3_CLOSER,),
     # Served models also write JSON between the markers.
     readings=(
-        Reading(JSON_CALLS, begins=("{", "["), end=DOTS3_CLOSER),
+        Reading(JSON_CALLS, openers=(DOTS3_OPENER,), begins=("{", "["), end=DOTS3_CLOSER),
         Reading(DOTS3_TAGS, end=DOTS3_CLOSER),
     ),
     frames=(Frame(DOTS3_TAGS, DOTS3_OPENER, end=DOTS3_CLOSER),),
@@ -661,7 +663,7 @@ SEED_OSS_TAGS = Tags(
 SEED_OSS = ToolFormat(
     name="seed_oss",
     clues=(in_template(SEED_OSS_OPENER),),
-    openers=(SEED_OSS_OPENER,),
+    openers=(SEED_OSS_OPENER, QWEN3_CODER_FUNCTION),
     closers=(SEED_OSS_CLOSER,),
     readings=(Reading(SEED_OSS_TAGS, end=SEED_OSS_CLOSER),),
     frames=(calls_between(SEED_OSS_OPENER, SEED_OSS_CLOSER, SEED_OSS_TAGS),),

@@ -80,8 +80,9 @@ class Router:
         self._calls = CallLedger(tools, ids_of(output_format.tools, used_ids))
         self._make_reader = partial(make_reader, output_format.tools)
         self._leads = _leads(output_format.tools, tools)
+        ends = (*output_format.tools.closers, *output_format.tools.leaks)
+        self._leavable = (*ends, *output_format.tools.inner_ends)
         self._scanner = Scanner(_automaton(self._markers()))
-        self._leavable = (*output_format.tools.closers, *output_format.tools.leaks)
         self._lacks_closer = False
         self._in_thought = opens_in_reasoning(output_format, prompt_tail)
         first: Segment = TextAfterThought() if opens_in_header(prompt_tail) else FirstText()
@@ -646,7 +647,7 @@ class Router:
 
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes
-        calls = (*tools.openers, *self._leads, *tools.closers, *tools.leaks)
+        calls = (*tools.openers, *self._leads, *self._leavable)
         thoughts = (*reasoning.marks, *reasoning.first_starts, *reasoning.first_frames)
         return (*thoughts, *boxes, *(calls if self._calls.expects_calls else ()))
 

@@ -137,14 +137,14 @@ class TagWords:
         return bool(rest.strip())
 
     def has_ended(self, body: str) -> bool:
-        """Tell whether the last argument in a body has a value, and that value its end."""
+        """Tell whether the last argument in a body has a value, and a tag after that."""
         if self._is_paired:
             key, key_end, value = self._texts
             argument = body.rpartition(key)[2]
             last = argument.partition(key_end if key_end in argument else value)[2]
         else:
             last = body[max(body.rfind(self._value_begin), 0) :]
-        return self._value_end in last or "</" in last
+        return self._value_end in last or "</" in last or self._call_end.search(last) is not None
 
     def name_at(self, raw: str, begin: int) -> tuple[str, int]:
         """Return the name in the call that begins at a position, and the end of its head."""
@@ -200,8 +200,8 @@ class TagWords:
         end, is_closed = self._end_of_value(value, key)
         value = value[:end]
         before, after = self._verbatim
-        if before and value.startswith(before) and value.endswith(after):
-            return value.removeprefix(before).removesuffix(after)
+        if before and value.lstrip().startswith(before):
+            return value.lstrip().removeprefix(before).rstrip().removesuffix(after)
         line = "\r\n" if value.startswith("\r\n") else "\n"
         is_padded = (self._pads_values or not is_own) and value.startswith(line)
         value = value.removeprefix(line) if is_padded else value

@@ -182,6 +182,13 @@ class _TagLookahead(SteppingReader):
         name = offered_name(call.name, self._context.calls)
         return replace(call, name=name) if name else self._glued_call(call)
 
+    def _next_block_at(self, position: int) -> Match:
+        """Match the opener of another block, with the beginning of a call."""
+        opener = self._context.opener.lstrip() if self._is_in_block else ""
+        begin = after(self._buffer, position, opener) if opener else REFUTED
+        inside = after_space(self._buffer, begin) if begin >= 0 else begin
+        return self._next_call_at(inside) if inside >= 0 else Match(inside)
+
     def _glued_call(self, call: Match) -> Match:
         """Match a call whose first key follows its name at once, without the tag of a key."""
         calls, word = self._context.calls, call.name
@@ -248,6 +255,7 @@ class TaggedReader(_TagLookahead):
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
+        self._verbatim_end = ""
         self._element = ""
         self._inner_begin = ""
         self._inner_open = 0
@@ -341,16 +349,21 @@ class TaggedReader(_TagLookahead):
         if parameter.end >= 0:
             self._begin_value(parameter)
             return parameter.end
-        again = self._next_call_at(position) if self._name else NO_MATCH
-        if again.end >= 0 and again.name == self._name:
-            # The beginning of the call is repeated.
-            return again.end
+        again = self._call_again_at(position) if self._name else REFUTED
+        if again >= 0:
+            return again
         json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
         if json_start >= 0:
             self._json = JsonArguments()
             self._step = self._in_json
             return json_start
         return self._end_call_at(position, either(parameter.end, json_start))
+
+    def _call_again_at(self, position: int) -> int:
+        """Match the beginning of the call once more, perhaps with the opener of its block."""
+        call, block = self._next_call_at(position), self._next_block_at(position)
+        again = call if call.end >= 0 else block
+        return again.end if again.end >= 0 and again.name == self._name else REFUTED
 
     def _json_at(self, position: int) -> int:
         """Return the start of a JSON object that replaces all parameters."""
@@ -366,8 +379,12 @@ class TaggedReader(_TagLookahead):
         """Consume the end of a call: its tag, or else the end of the block or the next call."""
         end = self._any_at(position, self._dialect.call_ends)
         if end == REFUTED:
-            ends = (self._block_end_at(position), self._next_call_at(position).end)
-            end = position if max(ends) >= 0 else min(ends)
+            follows = either(
+                self._block_end_at(position),
+                self._next_call_at(position).end,
+                self._next_block_at(position).end,
+            )
+            end = min(position, follows)
         if end >= 0:
             if self._context.in_prose and self._name and self._lacks_arguments(self._name):
                 # A sentence names the tool.
@@ -394,6 +411,7 @@ class TaggedReader(_TagLookahead):
         self._inner_open = 0
         self._doubt = _DoubtfulEnd()
         self._may_lack_end = not has_elements
+        self._verbatim_end = ""
         self._step = self._before_value
 
     def _new_value(self, parameter: Match) -> ValueWriter:
@@ -436,7 +454,7 @@ class TaggedReader(_TagLookahead):
         if position == len(self._buffer):
             return UNDECIDED
         begin, end = self._dialect.verbatim
-        verbatim = after(self._buffer, position, begin) if begin else REFUTED
+        verbatim = after(self._buffer, self._skip_space(position), begin) if begin else REFUTED
         if verbatim == UNDECIDED:
             return verbatim
         line = self._line_at(position) if self._dialect.pads_values else position
@@ -446,7 +464,8 @@ class TaggedReader(_TagLookahead):
         self._step = self._in_value
         if verbatim == REFUTED:
             return line
-        self._value_ends = (end + self._value_ends[0],)
+        self._verbatim_end = end
+        self._value_ends = (end, *self._value_ends)
         self._may_lack_end = False
         return verbatim
 
@@ -482,7 +501,7 @@ class TaggedReader(_TagLookahead):
             place = found.end()
             if end == UNDECIDED:
                 return self._wait_at(position, start)
-            is_doubtful = self._dialect.requires_ends and self._closer_at(start) < 0
+            is_doubtful = self._lacks_end_at(start)
             if end == REFUTED and (end := self._closed_call_at(start)) >= 0:
                 is_doubtful = True
             if end >= 0 and not (doubt.depth or is_doubtful):
@@ -490,6 +509,12 @@ class TaggedReader(_TagLookahead):
             if end >= 0 and doubt.end is None:
                 doubt.end, position = end - start, start
         return self._wait_at(position, len(self._buffer))
+
+    def _lacks_end_at(self, start: int) -> bool:
+        """Tell whether the end of a value is not the one that it must have."""
+        if self._verbatim_end:
+            return self._any_at(self._line_at(start), (self._verbatim_end,)) < 0
+        return self._dialect.requires_ends and self._closer_at(start) < 0
 
     def _wait_at(self, position: int, start: int) -> tuple[int, int]:
         """Read on from a place once there is more text; text since an end of the value waits."""
@@ -560,6 +585,7 @@ class TaggedReader(_TagLookahead):
             self._end_of_call_at(position),
             self._block_end_at(position),
             self._next_call_at(position).end,
+            self._next_block_at(position).end,
         )
         return end if follows >= 0 else follows
 
@@ -641,6 +667,9 @@ class TaggedReader(_TagLookahead):
     def _candidates(self) -> re.Pattern[str]:
         dialect = self._dialect
         ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
+        if self._verbatim_end:
+            # Calls in the text, which it may contain whole.
+            ends = (dialect.call_begin,)
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
     def _marked_at(self, position: int) -> Match:
