@@ -666,10 +666,12 @@ class TaggedReader(_TagLookahead):
 
     def _candidates(self) -> re.Pattern[str]:
         dialect = self._dialect
-        ends = (dialect.call_ends[0], dialect.parameter_begin) if self._may_lack_end else ()
+        ends: tuple[str, ...] = ()
         if self._verbatim_end:
             # Calls in the text, which it may contain whole.
             ends = (dialect.call_begin,)
+        elif self._may_lack_end:
+            ends = (dialect.call_ends[0], dialect.parameter_begin)
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
     def _marked_at(self, position: int) -> Match:
