@@ -33,6 +33,7 @@ class CallStyle:
         one_call: Whether every call must be a separate turn.
         calls_as_text: Whether calls must be text.
         results_as_text: Whether results must be text too.
+        result_role: The role of results.
         text_as_parts: Whether every text must be a list of parts: some templates iterate it.
         spelling: How calls are written if they must be text.
     """
@@ -43,6 +44,7 @@ class CallStyle:
     one_call: bool = False
     calls_as_text: bool = False
     results_as_text: bool = False
+    result_role: str = "tool"
     text_as_parts: bool = False
     spelling: Spelling | None = None
 
@@ -436,11 +438,17 @@ def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
         turns = spell_calls_and_results(turns, spelling)
     elif style.calls_as_text:
         turns = spell_calls(turns, spelling)
-    return in_parts(turns, style)
+    return turns
 
 
-def in_parts(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
-    """Return a conversation with its texts as parts, if its style says so."""
+def in_words(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
+    """Return a conversation in the style's words: the role of results, and texts as parts or not.
+
+    It is the last change: repairs know results by their usual role.
+    """
+    if style.result_role != "tool":
+        role = {"role": style.result_role}
+        turns = [{**turn, **role} if turn["role"] == "tool" else turn for turn in turns]
     if not style.text_as_parts:
         return turns
     return [{**turn, "content": _only_parts(turn["content"])} for turn in turns]

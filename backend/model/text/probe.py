@@ -20,8 +20,8 @@ from backend.model.text.conversation import (
     BEFORE_CALLS,
     CallStyle,
     Turn,
-    in_parts,
     in_style,
+    in_words,
     merge_turns,
     shorten_call_ids,
     to_turns,
@@ -120,7 +120,7 @@ class Form:
         turns = conversation.apply(BEFORE_CALLS, self.repairs, turns)
         turns = in_style(turns, self.calls)
         turns = conversation.apply(AFTER_CALLS, self.repairs, turns)
-        return in_parts(turns, self.calls)
+        return in_words(turns, self.calls)
 
 
 def find_form(renderer: Renderer, calls: CallStyle) -> Form:
@@ -194,6 +194,8 @@ _SCHEMA: Schema = EXAMPLE_TOOL.schema
 # In order of preference: objects, for templates that iterate arguments; "", safe to concatenate.
 _STYLES = tuple(CallStyle(as_text, empty) for as_text, empty in product((False, True), ("", None)))
 _PARTS = CallStyle(text_as_parts=True)
+# Of results, in templates that write no calls and show no results as those of tools.
+_RESULT_ROLES = ("observation", "environment", "tool_response", "tool_results", "function")
 # Signs of a call in the wrong style: Python's repr, quoted JSON, None.
 _MISTAKES = ("'probe_key'", r"\"probe_key", "None")
 _THOUGHT_MARKERS = (
@@ -223,10 +225,11 @@ def probe(renderer: Renderer, text: str) -> Abilities:
     """Return the abilities of a template, given its Jinja source, if any."""
     try:
         base = _PARTS if _takes_only_parts(renderer) else CallStyle()
+        roles = [role for role in _RESULT_ROLES if f"'{role}'" in text or f'"{role}"' in text]
         styles = (replace(style, text_as_parts=base.text_as_parts) for style in _STYLES)
         style = next((style for style in styles if _writes_calls(renderer, style)), None)
         return Abilities(
-            form=find_form(renderer, _whole_style(renderer, style, base)),
+            form=find_form(renderer, _whole_style(renderer, style, base, roles)),
             written_call=_written_call(renderer, style) if style else "",
             supports_tools=_writes_tools(renderer),
             supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)
@@ -244,15 +247,20 @@ def _takes_only_parts(renderer: Renderer) -> bool:
     )
 
 
-def _whole_style(renderer: Renderer, style: CallStyle | None, base: CallStyle) -> CallStyle:
+def _whole_style(
+    renderer: Renderer, style: CallStyle | None, base: CallStyle, roles: Iterable[str]
+) -> CallStyle:
     """Return the closest style in which a template renders a whole conversation with calls.
 
     Args:
         style: The style that it takes for a call; `None` if it takes none.
         base: The style in its stead.
+        roles: Roles that results may have in that style.
     """
     if style is None:
-        styles = [base, replace(base, calls_as_text=True), replace(base, results_as_text=True)]
+        texts = replace(base, calls_as_text=True)
+        others = [replace(texts, result_role=role) for role in roles]
+        styles = [base, texts, *others, replace(base, results_as_text=True)]
     else:
         apart = replace(style, content_apart=True)
         styles = [style, apart, replace(style, one_call=True), replace(apart, one_call=True)]
@@ -285,7 +293,7 @@ def _writes_calls(renderer: Renderer, style: CallStyle) -> bool:
 
 def _written(renderer: Renderer, messages: Sequence[Message], style: CallStyle) -> str:
     """Return a conversation as rendered, with tools if the template takes them; "" if it cannot."""
-    turns = in_style(to_turns(messages, style), style)
+    turns = in_words(in_style(to_turns(messages, style), style), style)
     for schemas in ([_SCHEMA], None):
         with contextlib.suppress(RenderError):
             return render(renderer, turns, schemas, {}, repairs=_HARMLESS)

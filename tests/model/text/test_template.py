@@ -362,6 +362,18 @@ ONLY_PARTS = (
 )
 
 
+def test_results_have_the_role_in_which_a_template_shows_them():
+    # Like GLM 4 of 2025, Granite 3.0 and OLMo 3.
+    template = jinja(
+        "{% for m in messages %}{% if m.role in ['user', 'assistant', 'observation'] %}"
+        "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}<assistant>"
+    )
+    text = template.render(ANSWERED, [], {})
+    assert in_order(text, "<user>Is it", "<observation>sun in Rome", "<observation>rain in Oslo")
+    again = template.render([*CALLING, QUESTION], [], {})
+    assert "<observation>sun<user>" in again
+
+
 def test_a_template_that_iterates_over_parts_shows_every_text():
     text = jinja(ONLY_PARTS).render([Message(role="system", content="Rules."), *ANSWERED], [], {})
     parts = ("system Rules.", "user Is it raining?", "assistant Let me look.", '"Oslo"', '"Rome"')
