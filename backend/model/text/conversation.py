@@ -14,6 +14,7 @@ from typing import TypeAlias
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
 from backend.formats.spelling import PARAGRAPH, PLAIN, Spelling
+from backend.formats.thoughts import THINK
 
 Turn: TypeAlias = Mapping[str, JsonValue]
 
@@ -246,6 +247,16 @@ def drop_silent(turns: Sequence[Turn]) -> list[Turn]:
 def drop_thoughts(turns: Sequence[Turn]) -> list[Turn]:
     """Drop earlier thoughts, for templates that refuse them."""
     return [{key: turn[key] for key in turn if key != "reasoning_content"} for turn in turns]
+
+
+def with_empty_thoughts(turns: Sequence[Turn]) -> list[Turn]:
+    """Begin what assistants said with an empty thought: some templates cut it off unasked."""
+    return [
+        {**turn, "content": joined(f"{THINK.start}{THINK.end}", turn["content"], "")}
+        if turn["role"] == "assistant" and turn["content"]
+        else turn
+        for turn in turns
+    ]
 
 
 def answer_results(turns: Sequence[Turn]) -> list[Turn]:
@@ -531,6 +542,13 @@ def forms_of(turns: Sequence[Turn], repairs: Sequence[Repair]) -> Iterator[Seque
         if list(repaired) != list(turns):
             turns = repaired
             yield turns
+
+
+def all_forms_of(turns: Sequence[Turn], repairs: Sequence[Repair]) -> Iterator[Sequence[Turn]]:
+    """Yield the same, and last those with empty thoughts, which are text to most templates."""
+    yield from forms_of(turns, repairs)
+    if repairs and (begun := with_empty_thoughts(turns)) != list(turns):
+        yield from forms_of(begun, repairs)
 
 
 def _one_by_one(turn: Turn, calls: Sequence[JsonValue], results: Sequence[Turn]) -> Iterator[Turn]:

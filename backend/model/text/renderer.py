@@ -12,6 +12,7 @@ from backend.model.text.conversation import (
     CallStyle,
     Repair,
     Turn,
+    all_forms_of,
     forms_of,
     lead_with_user,
     mark_later,
@@ -159,7 +160,7 @@ def render(
             from the first failure.
     """
     failures: list[RenderError] = []
-    for form in forms_of(turns, repairs):
+    for form in all_forms_of(turns, repairs):
         for tools in (None, ()) if schemas is None else (schemas,):
             try:
                 return _whole(renderer, form, tools, options, texts)

@@ -96,6 +96,23 @@ def test_thoughts_are_left_out_where_the_template_refuses_them():
     assert template.render(messages, [], {}).count("No.") == 1
 
 
+def test_a_template_that_cuts_off_a_thought_finds_an_empty_one():
+    # Like Hermes 4, which fails where an answer has none.
+    template = jinja(
+        "{% for m in messages %}<{{ m.role }}>{% if thinking and m.role == 'assistant' %}"
+        "{{ '<think> </think>' + m.content.split('</think>', 1)[1] }}{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    messages = [
+        QUESTION,
+        Message(role="assistant", content="No.", reasoning_content="hm"),
+        QUESTION,
+    ]
+    text = template.render(messages, [], {"enable_thinking": True})
+    assert text == "<user>Is it raining?<assistant><think> </think>No.<user>Is it raining?"
+    assert "<think>" not in template.render(messages, [], {})
+
+
 def test_tools_lost_in_this_conversation_alone_are_refused():
     template = jinja(
         "{% for m in messages %}{{ m.content }}{% endfor %}"
