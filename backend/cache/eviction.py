@@ -159,6 +159,9 @@ class Thinning:
     has_snapshots: bool
 
 
+NO_THINNING = Thinning(lambda segment: segment, reach_tokens=0, has_snapshots=False)
+
+
 @dataclass(slots=True)
 class Taken:
     """Parts taken to make room, which can be put back.
@@ -181,7 +184,7 @@ class Worth:
     """
 
     forecast: Forecast
-    thinning: Thinning | None
+    thinning: Thinning
     bytes_per_array: float = 0.0
     _spare: dict[SegmentNode, tuple[Segment, Size]] = field(default_factory=dict)
 
@@ -212,7 +215,7 @@ class Worth:
         last = found.last
         if last is None or found.length == last.end:
             return self.restorable(last)
-        if self.thinning is not None and self.thinning.has_snapshots:
+        if self.thinning.has_snapshots:
             return self.restorable(last.parent)
         return min(self.restorable(last), found.length)
 
@@ -220,17 +223,9 @@ class Worth:
         """Return the worth of the parts that a node lacks to be restorable."""
         return self._demand(node) * self._per_byte(node.end - self.restorable(node), size)
 
-    @property
-    def reach_tokens(self) -> int:
-        """The size of the largest window; 0 without windows."""
-        return self.thinning.reach_tokens if self.thinning else 0
-
     def lacks_windows(self, node: SegmentNode) -> bool:
         """Tell whether only windows are missing to restore the prefix that ends at a node."""
-        thinning = self.thinning
-        if thinning is None or (thinning.has_snapshots and node.value.snapshot is None):
-            return False
-        return not self._is_whole(node)
+        return self._has_state(node) and not self._is_whole(node)
 
     def of_spare(self, node: SegmentNode) -> float | None:
         """Return the worth of the parts that an inner node gives up next; `None` if it has none."""
@@ -249,15 +244,12 @@ class Worth:
 
     def tokens_inside(self, node: SegmentNode) -> int:
         """Return the number of tokens with windows that only a cut inside the node needs."""
-        thinning = self.thinning
-        if thinning is None or thinning.has_snapshots or not node.value.blocks[0].has_windows:
+        if self.thinning.has_snapshots or not node.value.blocks[0].has_windows:
             return 0
-        return max(len(node.label) - thinning.reach_tokens, 0)
+        return max(len(node.label) - self.thinning.reach_tokens, 0)
 
     def _spare_of(self, node: SegmentNode) -> Size:
         """Return the size of the parts that a node can give up."""
-        if self.thinning is None:
-            return Size()
         known = self._spare.get(node)
         if known is None or known[0] is not node.value:
             spare = node.value.size - self.thinning.thin(node.value).size
@@ -297,7 +289,7 @@ class Worth:
     def _dependents(self, node: SegmentNode) -> list[SegmentNode]:
         """Return the nodes whose ends can no longer be restored without a node's spare parts."""
         found, pending = [], [node]
-        reach = self.reach_tokens
+        reach = self.thinning.reach_tokens
         while pending:
             below = pending.pop()
             if below is node or below.end - node.end < reach:
@@ -309,11 +301,12 @@ class Worth:
 
     def _is_whole(self, node: SegmentNode) -> bool:
         """Tell whether the prefix that ends at a node can be restored."""
-        if self.thinning is None:
-            return True
-        if self.thinning.has_snapshots and node.value.snapshot is None:
-            return False
-        return _windows_reach(node, min(self.thinning.reach_tokens, node.end))
+        reach = min(self.thinning.reach_tokens, node.end)
+        return self._has_state(node) and _windows_reach(node, reach)
+
+    def _has_state(self, node: SegmentNode) -> bool:
+        """Tell whether the state at a node's end is there, or none is needed."""
+        return not self.thinning.has_snapshots or node.value.snapshot is not None
 
 
 def path_nodes(ends: Iterable[SegmentNode]) -> set[SegmentNode]:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import mlx.core as mx
 
-from backend.cache.eviction import Thinning
+from backend.cache.eviction import NO_THINNING, Thinning
 from backend.cache.kv import (
     MAX_NODE_TOKENS,
     UNPACKED,
@@ -124,10 +124,10 @@ class CacheLayout:
         return Reuse.WITH_WINDOWS if self.has_windows else Reuse.ANYWHERE
 
     @property
-    def thinning(self) -> Thinning | None:
-        """The thinning of nodes in the middle of a conversation; `None` if there is none."""
-        if not (self.has_state or self.has_windows):
-            return None
+    def thinning(self) -> Thinning:
+        """The thinning of nodes in the middle of a conversation."""
+        if self.reuse is Reuse.ANYWHERE:
+            return NO_THINNING
         return Thinning(self._thinned, self._window, self.has_state)
 
     def usable(self, path: Sequence[Piece], limit: int) -> int:

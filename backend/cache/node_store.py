@@ -122,12 +122,7 @@ class NodeStore:
         version: Counts insertions.
     """
 
-    def __init__(self, budget: Size, forecast: Forecast, thinning: Thinning | None = None) -> None:
-        """Create an empty store.
-
-        Args:
-            thinning: Thins nodes before they are evicted; `None` if they cannot be thinned.
-        """
+    def __init__(self, budget: Size, forecast: Forecast, thinning: Thinning) -> None:
         self.tree: RadixTree[Segment] = RadixTree()
         self.budget = budget
         self.size = Size()
@@ -138,7 +133,6 @@ class NodeStore:
         self.now = 0
         self.evictions = 0
         self.worth = Worth(forecast, thinning, budget.nbytes / max(budget.arrays, 1))
-        self._thinning = thinning
         self.pinned: OrderedDict[SegmentNode, None] = OrderedDict()
         self._used_ends: set[SegmentNode] = set()
         self._divided: list[Segment] = []
@@ -196,7 +190,7 @@ class NodeStore:
         """
         found = self.tree.match(key)
         for node in found.nodes:
-            first = max(node.end - self.worth.reach_tokens, 0)
+            first = max(node.end - self.worth.thinning.reach_tokens, 0)
             # The last one may go on with other tokens, if there was no room for all of the prefix.
             # And making room for one may have joined another with the node below it.
             if windows_from <= first and node.end <= found.length and node.is_linked:
@@ -399,12 +393,10 @@ class NodeStore:
         Args:
             needs_bytes: Whether bytes are short; if arrays are, no node is divided for its windows.
         """
-        if self._thinning is None:
-            return
         if needs_bytes and (inside := self.worth.tokens_inside(node)):
             node = self._split(node, inside)
         taken.values.append((node, node.value))
-        self._replace(node, self._thinning.thin(node.value))
+        self._replace(node, self.worth.thinning.thin(node.value))
 
     def _set_aside(self, leaf: SegmentNode, taken: Taken) -> SegmentNode | None:
         """Set a leaf aside, and return its parent if that is now a leaf."""

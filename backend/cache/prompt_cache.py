@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from backend.cache.eviction import Forecast, LearnedForecast, SegmentNode, Thinning, path_nodes
+from backend.cache.eviction import (
+    NO_THINNING,
+    Forecast,
+    LearnedForecast,
+    SegmentNode,
+    Thinning,
+    path_nodes,
+)
 from backend.cache.kv import LooseNode, Piece, Refill, Segment, Size, evaluate
 from backend.cache.node_store import NodeStore
 from backend.cache.radix import BYTES_PER_TOKEN, Match, TokenKey
@@ -282,7 +289,7 @@ class PromptCache:
         budget_bytes: int,
         usable: Usable,
         *,
-        thinning: Thinning | None = None,
+        thinning: Thinning = NO_THINNING,
         on_evict: OnEvict | None = None,
         forecast: Forecast | None = None,
         max_arrays: float = math.inf,
@@ -291,23 +298,29 @@ class PromptCache:
 
         Args:
             usable: Returns the length of the prefix that a path can restore, up to a limit.
+            thinning: Of nodes, before they are evicted.
             on_evict: Receives the evicted nodes that are not on disk.
             forecast: The likelihood of requests; `None` learns it from past ones.
         """
         self._usable = usable
         self._on_evict = on_evict
-        self._owner = threading.get_ident()
-        self._learned = LearnedForecast(
-            has_snapshots=thinning is not None and thinning.has_snapshots
-        )
+        self._thread = threading.get_ident()
+        self._learned = LearnedForecast(has_snapshots=thinning.has_snapshots)
         self._once: set[str] = set()
         self._prompts: dict[str, TokenKey] = {}
         # Read in every turn; splits and joins of nodes do not change it.
         self._used_tokens: int | None = None
         self._released: OrderedDict[str, tuple[SegmentNode, int]] = OrderedDict()
         budget = Size(budget_bytes, max_arrays)
-        self.nodes = NodeStore(budget, forecast or self._learned, thinning)
+        self._nodes = NodeStore(budget, forecast or self._learned, thinning)
         self._books = Books()
+
+    @property
+    def nodes(self) -> NodeStore:
+        """The nodes, on the cache's own thread only."""
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
+        return self._nodes
 
     @property
     def version(self) -> int:
@@ -321,7 +334,6 @@ class PromptCache:
 
     def note_once(self, owner: str) -> None:
         """Record that no request returns to nodes that only `owner` stores: they go first."""
-        self._require_owner()
         self._once.add(owner)
 
     def lookup(self, key: TokenKey, owner: str) -> PrefixHit:
@@ -330,9 +342,8 @@ class PromptCache:
         Args:
             owner: Its path is not evicted until `release`.
         """
-        self._require_owner()
-        self._prompts[owner] = key
         found = self.nodes.tree.match(key)
+        self._prompts[owner] = key
         path = _pieces(found)
         length = self._usable(path, len(key) - 1)
         beyond, place = _tokens_beyond(found)
@@ -353,7 +364,6 @@ class PromptCache:
 
     def preview(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the path that `lookup` would restore, without side effects."""
-        self._require_owner()
         path = self.path(key)
         length = self._usable(path, len(key) - 1)
         return _cut_path(path, length) if length >= MIN_HIT_TOKENS else ()
@@ -363,9 +373,8 @@ class PromptCache:
 
         It stays until `release`, whatever the budget: evicting it would free no memory.
         """
-        self._require_owner()
-        self._used_tokens = None
         found = self.nodes.tree.match(key)
+        self._used_tokens = None
         if found.last is None:
             self.nodes.used.pop(owner, None)
         else:
@@ -373,7 +382,6 @@ class PromptCache:
 
     def used_tokens(self, key: TokenKey) -> int:
         """Return the tokens that would be in use with a prefix added, shared ones counted once."""
-        self._require_owner()
         if len(key):
             return self.nodes.used_tokens(key)
         if self._used_tokens is None:
@@ -382,9 +390,8 @@ class PromptCache:
 
     def release(self, owner: str) -> None:
         """Allow the path of `owner` to be evicted again."""
-        self._require_owner()
-        self._used_tokens = None
         self.nodes.used.pop(owner, None)
+        self._used_tokens = None
         self._once.discard(owner)
         node = self.nodes.held.pop(owner, None)
         prompt = self._prompts.pop(owner, ())
@@ -397,17 +404,14 @@ class PromptCache:
 
     def stored(self, key: TokenKey) -> int:
         """Return the number of first tokens of `key` that are stored."""
-        self._require_owner()
         return self.nodes.tree.match(key).length
 
     def path(self, key: TokenKey) -> tuple[Piece, ...]:
         """Return the stored path of `key`, from its first token on."""
-        self._require_owner()
         return _pieces(self.nodes.tree.match(key))
 
     def has_snapshot(self, key: TokenKey) -> bool:
         """Tell whether the state after the last token of `key` is stored."""
-        self._require_owner()
         found = self.nodes.tree.match(key)
         last = found.last
         if last is None or not found.length == last.end == len(key):
@@ -435,7 +439,6 @@ class PromptCache:
             Whether the prefix is stored now: false if the part before `start` was evicted, or if
             there is no room.
         """
-        self._require_owner()
         is_new = self.stored(key) < len(key)
         others = (prompt for name, prompt in self._prompts.items() if name != owner)
         is_awaited = is_saved or any(each.packed.startswith(key.packed) for each in others)
@@ -455,7 +458,6 @@ class PromptCache:
         Args:
             windows_from: The first position whose windows `refill` has.
         """
-        self._require_owner()
         self.nodes.refill(key, windows_from, refill)
         self._settle()
 
@@ -463,13 +465,11 @@ class PromptCache:
         """Set the budget, and evict the excess at once."""
         if budget_bytes == self.nodes.budget.nbytes and self.nodes.size.nbytes <= budget_bytes:
             return
-        self._require_owner()
         self.nodes.resize(budget_bytes)
         self._settle()
 
     def pin(self, key: TokenKey) -> None:
         """Evict this prefix, a system prompt, after everything else; no effect unless stored."""
-        self._require_owner()
         self.nodes.pin(key)
         self._settle()
 
@@ -478,7 +478,6 @@ class PromptCache:
 
         The most valuable nodes come first, and none before its parent.
         """
-        self._require_owner()
         worths = self.nodes.worth.of_subtrees(self.nodes.tree)
         for node in sorted(self.nodes.unsaved.new, key=lambda node: (-worths[node], node.end)):
             if not write(self.nodes.unsaved_part(node)):
@@ -487,7 +486,6 @@ class PromptCache:
 
     def note_lost(self, key: TokenKey, start: int) -> None:
         """Record that the disk has lost the tokens of `key` from `start` on."""
-        self._require_owner()
         self.nodes.unsaved.note_lost(self.nodes.tree, key, start)
 
     def expect(self, owner: str, *, is_again: bool = False) -> None:
@@ -496,7 +494,6 @@ class PromptCache:
         Args:
             is_again: Whether it continues at the end of that prompt, and nobody from the reply.
         """
-        self._require_owner()
         node, tokens = self._end_of(owner)
         while is_again and node is not None and 0 < tokens <= node.start + 1:
             node.is_spent, node = True, node.parent
@@ -511,7 +508,6 @@ class PromptCache:
 
     def note_turn(self, owner: str, key: TokenKey) -> None:
         """Record that the next question in the conversation of `owner` branches off after `key`."""
-        self._require_owner()
         node = self.nodes.held.get(owner)
         while node is not None and node.end > len(key) > 0:
             node.is_spent, node = True, node.parent
@@ -520,24 +516,20 @@ class PromptCache:
 
     def record(self, tokens: int, hit_tokens: int, kind: HitKind) -> None:
         """Count a prompt that was looked up, and its tokens that were restored in the end."""
-        self._require_owner()
         self._books.record(tokens, hit_tokens, kind)
         self.nodes.now += 1
         self._learned.now = self.nodes.now
 
     def metrics(self) -> Values:
         """Return its numbers."""
-        self._require_owner()
         return self._books.metrics(self.nodes)
 
     def listing(self, request: ListingRequest, *, has_disk: bool) -> PromptCacheListing:
         """List the most valuable nodes, and the tokens that were computed again."""
-        self._require_owner()
         return self._books.listing(self.nodes, request, has_disk=has_disk)
 
     def check(self) -> None:
         """Raise AssertionError unless the counts are right."""
-        self._require_owner()
         self.nodes.check()
 
     def _settle(self) -> None:
@@ -548,10 +540,6 @@ class PromptCache:
         self._books.note_evicted(evicted)
         if self._on_evict is not None and evicted:
             self._on_evict(evicted)
-
-    def _require_owner(self) -> None:
-        if threading.get_ident() != self._owner:
-            raise RuntimeError("the prompt cache is used by a thread that it does not belong to")
 
 
 def _pieces(found: Match[Segment]) -> tuple[Piece, ...]:

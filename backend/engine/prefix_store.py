@@ -322,7 +322,7 @@ class PrefixStore:
         is_whole = row.cache is not None and not row.splits_medium(row.fed)
         if is_whole and row.fed > row.saved and self._remembers(row):
             self._save(row)
-        if self.layout.thinning is not None:
+        if self.reuse is not Reuse.ANYWHERE:
             next_question = row.request.prompt.next_question
             self.store.note_turn(row.request_id, row.prompt_key[:next_question])
         self.store.release(row.request_id)

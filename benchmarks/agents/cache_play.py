@@ -75,7 +75,7 @@ class Trace:
         """Write a trace and render it."""
         directory = TINY["llama"].directory
         options = ModelOptions(model=str(directory))
-        plain = load(options, directory).plain()
+        plain = load(options, directory)
         card = replace(plain.card, context_length=None, reuse=Reuse.AT_SNAPSHOTS)
         model = ServedModel.of(replace(plain, card=card), options)
         return cls([[_turn(request, model) for request in wave] for wave in make_trace(shape)])

@@ -15,7 +15,7 @@ from token_blocks import (
     room_for,
 )
 
-from backend.cache.eviction import Thinning
+from backend.cache.eviction import NO_THINNING, Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 from backend.core.prefix_listing import HitKind
@@ -303,7 +303,7 @@ def test_a_newcomer_that_is_refused_in_the_end_costs_nobody_anything():
 def test_a_prompt_that_parts_inside_a_long_node_is_worth_all_that_it_adds(has_states):
     restored = at_snapshots if has_states else anywhere
     snapshots = 2 if has_states else 0
-    thinning = THINNING if has_states else None
+    thinning = THINNING if has_states else NO_THINNING
     store = PromptCache(room_for(20, snapshots=snapshots), restored, thinning=thinning)
     parting = (*TEN[:2], 91, 92, 93, 94, 95)
     for ids in (TEN, tuple(range(50, 60)), parting):

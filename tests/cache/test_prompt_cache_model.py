@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from backend.cache.eviction import NO_THINNING
 from backend.cache.kv import Segment, evaluate
 from backend.cache.layout import CacheLayout
 from backend.cache.prompt_cache import MIN_HIT_TOKENS, PromptCache
@@ -64,7 +65,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
         arrays=st.one_of(st.integers(0, 40), st.just(math.inf)),
     )
     def open_store(self, budget, arrays):
-        thinning = self.layout.thinning if self.thins else None
+        thinning = self.layout.thinning if self.thins else NO_THINNING
         self.store = PromptCache(budget, self.layout.usable, thinning=thinning, max_arrays=arrays)
 
     @rule(ids=PROMPTS, cuts=CUTS, owner=OWNERS)

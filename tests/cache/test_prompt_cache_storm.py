@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from token_blocks import anywhere, at_snapshots, key, put, room_for, segment_of, tokens_of
 
-from backend.cache.eviction import Thinning
+from backend.cache.eviction import NO_THINNING, Thinning
 from backend.cache.kv import Segment
 from backend.cache.prompt_cache import PromptCache
 
@@ -85,7 +85,7 @@ class Client:
 
 @pytest.mark.parametrize(
     ("usable", "thinning"),
-    [(anywhere, None), (at_snapshots, None), (at_snapshots, THINNING)],
+    [(anywhere, NO_THINNING), (at_snapshots, NO_THINNING), (at_snapshots, THINNING)],
     ids=["anywhere", "at-snapshots", "thinned"],
 )
 def test_clients_that_take_turns_leave_the_counts_of_their_store_right(usable, thinning):
