@@ -6,8 +6,9 @@ It writes quantised ones out as numbers, a few at a time, and takes a tenth of t
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -20,14 +21,14 @@ _LANES = 8
 _TILE, CHUNK = 32, 512
 # Of more queries, products of a BLAS are faster, unless it needs the numbers written out.
 MOST_QUERIES = 16
-_FLOAT_BITS = 32
+FLOAT_BITS, PACKED_BITS = 32, (4, 8)
 
 Numbers: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Keys or values [rows, heads, positions, width], maybe quantised.
+    """Keys or values [rows, heads, positions, width], maybe quantised by MLX.
 
     Attributes:
         arrays: Numbers of float32; or words as bytes, scales and biases.
@@ -37,13 +38,27 @@ class Stored:
 
     arrays: Sequence[Numbers]
     width: int
-    bits: int = 32
+    bits: int = FLOAT_BITS
+
+    @classmethod
+    def of(cls, arrays: Sequence[mx.array], bits: int = FLOAT_BITS) -> Self:
+        """Take an array that is computed, or its words, scales and biases."""
+        numbers = [np.asarray(array) for array in arrays]
+        width = numbers[0].shape[-1] * FLOAT_BITS // bits
+        if bits != FLOAT_BITS:
+            numbers[0] = numbers[0].view(np.uint8)
+        return cls(numbers, width, bits)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the numbers."""
+        return (*self.arrays[0].shape[:3], self.width)
 
     @property
     def group(self) -> int:
         """Numbers that share a scale; all, if there are no scales."""
         *_, scales = self.arrays
-        return self.width if self.bits == _FLOAT_BITS else self.width // int(scales.shape[-1])
+        return self.width if self.bits == FLOAT_BITS else self.width // int(scales.shape[-1])
 
 
 class _Stored(ctypes.Structure):
@@ -102,7 +117,7 @@ def attend(
         Of [chunks, rows, heads, count, value width, 1 and 1]; `None` if the kernel does not work
         here, does not know these widths, or is the slower.
     """
-    is_fast = queries.shape[2] <= MOST_QUERIES or keys.bits < _FLOAT_BITS
+    is_fast = queries.shape[2] <= MOST_QUERIES or keys.bits < FLOAT_BITS
     if not (is_fast and _knows(keys) and _knows(values)) or (library := kernels()) is None:
         return None
     keys, values = _dense(keys), _dense(values)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from backend.cpu.attention_kernel import MOST_QUERIES, Stored, attend
+from backend.cpu.attention_kernel import FLOAT_BITS, MOST_QUERIES, PACKED_BITS, Stored, attend
 from backend.cpu.exponentials import pays
 from backend.cpu.kernels import kernels
 from backend.cpu.shared_work import product_threads, spread, work_threads
@@ -91,7 +91,7 @@ def attend_part(
     is_long = _are_worth_tiles(queries, keys, LEAST_TILED)
     if not is_long or not _is_computed(queries, keys, values, mask):
         return None
-    tiles = _Tiles.of(queries, _Plain.of(keys), _Plain.of(values), scale, mask)
+    tiles = _Tiles.of(queries, Stored.of([keys]), Stored.of([values]), scale, mask)
     weighted, top, total = tiles.partial()
     return mx.array(weighted), mx.array(top), mx.array(total)
 
@@ -105,13 +105,12 @@ def attend_quantised(
     bits: int,
 ) -> mx.array | None:
     """Return the attention to quantised keys, as `Device.attend_quantised` describes."""
-    is_known = bits in _PER_BYTE and queries.shape[2] < LEAST_QUERIES and _selects(mask)
+    is_known = bits in PACKED_BITS and queries.shape[2] < LEAST_QUERIES and _selects(mask)
     is_long = _are_worth_tiles(queries, keys[0], LEAST_QUANTISED)
     scales = (*keys[1:], *values[1:])
     if not (is_known and is_long and _is_computed(queries, *scales, keys[0], values[0], mask)):
         return None
-    stored = _Packed.of(keys, bits), _Packed.of(values, bits)
-    return _attended(queries, stored[0], stored[1], scale, mask, None)
+    return _attended(queries, Stored.of(keys, bits), Stored.of(values, bits), scale, mask, None)
 
 
 def _is_computed(*given: mx.array | str | None) -> bool:
@@ -297,13 +296,13 @@ def in_tiles(
     sinks: mx.array | None,
 ) -> mx.array:
     """Return the attention of arrays that are computed, for few queries of each row."""
-    return _attended(queries, _Plain.of(keys), _Plain.of(values), scale, mask, sinks)
+    return _attended(queries, Stored.of([keys]), Stored.of([values]), scale, mask, sinks)
 
 
 def _attended(
     queries: mx.array,
-    keys: "_Stored",
-    values: "_Stored",
+    keys: Stored,
+    values: Stored,
     scale: float,
     mask: mx.array | str | None,
     sinks: mx.array | None,
@@ -324,126 +323,56 @@ _Place: TypeAlias = tuple[slice, slice]
 """Some rows, and some heads of keys."""
 
 
-class _Stored(Protocol):
-    """Keys or values [rows, heads, positions, width], with their products for a tile."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Their shape."""
-
-    @property
-    def stored(self) -> Stored:
-        """Their arrays."""
-
-    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
-        """Return the products of queries [..., N, width] and keys [..., N, positions]."""
-
-    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
-        """Return the sums [..., N, width] of values weighted by [..., N, positions]."""
+def _scores(keys: Stored, queries: Numbers, place: _Place, column: slice) -> Numbers:
+    """Return the products of queries [..., N, width] and keys [..., N, positions]."""
+    if keys.bits == FLOAT_BITS:
+        return queries @ keys.arrays[0][place][:, :, column].swapaxes(-1, -2)
+    total: Numbers | None = None
+    for group, (numbers, scales, biases) in _groups(keys, place, column):
+        own = queries[..., group]
+        part = own @ numbers.swapaxes(-1, -2)
+        part *= scales
+        part += own.sum(axis=-1, keepdims=True) * biases
+        total = part if total is None else total + part
+    return cast(Numbers, total)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """Stored as they are."""
-
-    numbers: Numbers
-
-    @classmethod
-    def of(cls, array: mx.array) -> "_Plain":
-        """Take an array that is computed."""
-        return cls(np.asarray(array))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.numbers.shape
-
-    @property
-    def stored(self) -> Stored:
-        return Stored([self.numbers], self.shape[-1])
-
-    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
-        return queries @ self.numbers[place][:, :, column].swapaxes(-1, -2)
-
-    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
-        return weights @ self.numbers[place][:, :, column]
+def _weighted(values: Stored, weights: Numbers, place: _Place, column: slice) -> Numbers:
+    """Return the sums [..., N, width] of values weighted by [..., N, positions]."""
+    if values.bits == FLOAT_BITS:
+        return weights @ values.arrays[0][place][:, :, column]
+    parts = [
+        (weights * scales) @ numbers + (weights * biases).sum(axis=-1, keepdims=True)
+        for _, (numbers, scales, biases) in _groups(values, place, column)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
-# By the bits of a number.
-_PER_BYTE = {8: 1, 4: 2}
-_LOW_BITS = 15
-_HALF_BYTE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """Quantised by MLX: numbers of 8 or 4 bits, times a scale and plus a bias of each group.
+def _groups(
+    stored: Stored, place: _Place, column: slice
+) -> Iterator[tuple[slice, tuple[Numbers, Numbers, Numbers]]]:
+    """Yield the width of each group, its integers, and its scales and biases as of scores.
 
     A tile is multiplied as integers; scales and biases meet the scores, which are fewer.
-
-    Attributes:
-        words: [rows, heads, positions, bytes].
-        scales: [rows, heads, positions, groups].
-        biases: Like these.
     """
+    words, scales, biases = (each[place][:, :, column] for each in stored.arrays)
+    integers = _integers(words, stored.bits)
+    for n in range(scales.shape[-1]):
+        group = slice(n * stored.group, (n + 1) * stored.group)
+        columns = (scales[:, :, None, :, n], biases[:, :, None, :, n])
+        yield group, (integers[..., group], *columns)
 
-    words: npt.NDArray[np.uint8]
-    scales: Numbers
-    biases: Numbers
-    per_byte: int
 
-    @classmethod
-    def of(cls, arrays: Sequence[mx.array], bits: int) -> "_Packed":
-        """Take words, scales and biases that are computed."""
-        words, scales, biases = arrays
-        numbers = np.asarray(words).view(np.uint8)
-        return cls(numbers, np.asarray(scales), np.asarray(biases), _PER_BYTE[bits])
+_HALF_BYTE, _LOW_BITS = 4, 15
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        *shape, count = self.words.shape
-        return (*shape, count * self.per_byte)
 
-    @property
-    def stored(self) -> Stored:
-        arrays = [self.words, self.scales, self.biases]
-        return Stored(arrays, self.shape[-1], 8 // self.per_byte)
-
-    def scores(self, queries: Numbers, place: _Place, column: slice) -> Numbers:
-        total: Numbers | None = None
-        for group, (numbers, scales, biases) in self._groups(place, column):
-            own = queries[..., group]
-            part = own @ numbers.swapaxes(-1, -2)
-            part *= scales
-            part += own.sum(axis=-1, keepdims=True) * biases
-            total = part if total is None else total + part
-        return cast(Numbers, total)
-
-    def weighted(self, weights: Numbers, place: _Place, column: slice) -> Numbers:
-        parts = [
-            (weights * scales) @ numbers + (weights * biases).sum(axis=-1, keepdims=True)
-            for _, (numbers, scales, biases) in self._groups(place, column)
-        ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-
-    def _groups(
-        self, place: _Place, column: slice
-    ) -> Iterator[tuple[slice, tuple[Numbers, Numbers, Numbers]]]:
-        """Yield the width of each group, its integers, and its scales and biases as of scores."""
-        integers = self._integers(self.words[place][:, :, column])
-        scales, biases = (each[place][:, :, column] for each in (self.scales, self.biases))
-        size = self.shape[-1] // scales.shape[-1]
-        for n in range(scales.shape[-1]):
-            group = slice(n * size, (n + 1) * size)
-            columns = (scales[:, :, None, :, n], biases[:, :, None, :, n])
-            yield group, (integers[..., group], *columns)
-
-    def _integers(self, words: npt.NDArray[np.uint8]) -> Numbers:
-        if self.per_byte == 1:
-            return words.astype(np.float32)
-        numbers = np.empty((*words.shape[:-1], 2 * words.shape[-1]), np.float32)
-        numbers[..., ::2] = words & _LOW_BITS
-        numbers[..., 1::2] = words >> _HALF_BYTE
-        return numbers
+def _integers(words: npt.NDArray[np.uint8], bits: int) -> Numbers:
+    if bits != _HALF_BYTE:
+        return words.astype(np.float32)
+    numbers = np.empty((*words.shape[:-1], 2 * words.shape[-1]), np.float32)
+    numbers[..., ::2] = words & _LOW_BITS
+    numbers[..., 1::2] = words >> _HALF_BYTE
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,16 +389,16 @@ class _Tiles:
 
     given: tuple[int, int, int]
     queries: Numbers
-    keys: _Stored
-    values: _Stored
+    keys: Stored
+    values: Stored
     hidden: Flags | None
 
     @classmethod
     def of(
         cls,
         queries: mx.array,
-        keys: _Stored,
-        values: _Stored,
+        keys: Stored,
+        values: Stored,
         scale: float,
         mask: mx.array | None,
     ) -> "_Tiles":
@@ -488,9 +417,9 @@ class _Tiles:
 
     def partial(self) -> tuple[Numbers, Numbers, Numbers]:
         """Return weighted values, the largest scores and the sums of weights, as of a `Partial`."""
-        (_, heads, width), stored = self.given, (self.keys.stored, self.values.stored)
-        repeats = heads // self.queries.shape[1]
-        found = attend(self.queries, *stored, self.hidden, repeats=repeats, per_owner=width)
+        _, heads, width = self.given
+        given = self.queries, self.keys, self.values, self.hidden
+        found = attend(*given, repeats=heads // self.queries.shape[1], per_owner=width)
         weighted, top, total = map(self._by_row, _joined(*(found or self._in_numpy())))
         return weighted, top, total
 
@@ -498,7 +427,7 @@ class _Tiles:
         """Return the same for each column, [columns, key rows, kv heads, N, n]."""
         columns, places = self._cut()
         shape = (len(columns), *self.queries.shape[:3])
-        widths = (self.values.shape[-1], 1, 1)
+        widths = (self.values.width, 1, 1)
         weighted, top, total = (np.empty((*shape, width), np.float32) for width in widths)
 
         def compute(tile: tuple[int, _Place]) -> None:
@@ -526,14 +455,14 @@ class _Tiles:
 
     def _attended(self, place: _Place, column: slice) -> tuple[Numbers, Numbers, Numbers]:
         """Return the same for some rows and heads, over some positions."""
-        scores = self.keys.scores(self.queries[place], place, column)
+        scores = _scores(self.keys, self.queries[place], place, column)
         if self.hidden is not None:
             self._hide(scores, self.hidden[..., column], place[0])
         top = scores.max(axis=-1, keepdims=True)
         # A query that sees none of these keys has no largest score.
         scores -= top if self.hidden is None else _finite(top)
         weights = np.exp(scores, out=scores)
-        weighted = self.values.weighted(weights, place, column)
+        weighted = _weighted(self.values, weights, place, column)
         return weighted, top, weights.sum(axis=-1, keepdims=True)
 
     def _hide(self, scores: Numbers, hidden: Flags, rows: slice) -> None:
