@@ -47,6 +47,7 @@ TOOL_FORMATS = (
     objects.LLAMA3_JSON,
     literal.PYTHONIC,
     tagged.QWEN3_CODER,
+    tagged.MIMO,
     tagged.MINICPM5,
     named.MISTRAL,
     objects.GRANITE,

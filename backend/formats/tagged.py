@@ -609,7 +609,7 @@ MINIMAX_M3_THOUGHT = ReasoningFormat(
 )
 
 
-# Qwen3-Coder, Nemotron 3, Step 3.5, MiMo: `<function=f><parameter=a>…</parameter></function>`.
+# Qwen3-Coder, Nemotron 3, Step 3.5: `<function=f><parameter=a>…</parameter></function>`.
 
 QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER = "<tool_call>", "</tool_call>"
 
@@ -622,7 +622,7 @@ QWEN3_CODER_TAGS = Tags(
 
 QWEN3_CODER = ToolFormat(
     name="qwen3_coder_xml",
-    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "nemotron_3", "step3p5", "mimo", "berrylm"),
+    aliases=("qwen3_coder", "qwen3_xml", "nemotron_v3", "nemotron_3", "step3p5", "berrylm"),
     clues=(
         in_template(f"{QWEN3_CODER_OPENER}\n{QWEN3_CODER_FUNCTION}"),
         # Most templates contain the newline as an escape inside a string.
@@ -679,6 +679,26 @@ SEED_OSS_THOUGHT = ReasoningFormat(
     parting=(
         f"\n{_SEED_OSS_REFLECTION}I have exhausted my token budget, and now I will start "
         f"answering the question.{_SEED_OSS_REFLECTION_END}\n"
+    ),
+)
+
+
+# MiMo V2: the tags of Seed-OSS between the markers of Qwen3-Coder.
+
+MIMO = replace(
+    QWEN3_CODER,
+    name="mimo",
+    aliases=("mimo_v2",),
+    clues=(),
+    readings=(
+        Reading(JSON_CALLS, begins=("{", "["), end=QWEN3_CODER_CLOSER),
+        Reading(SEED_OSS_TAGS, end=QWEN3_CODER_CLOSER),
+    ),
+    frames=(
+        calls_between(QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER, SEED_OSS_TAGS),
+        Frame(
+            SEED_OSS_TAGS, QWEN3_CODER_FUNCTION, separator=("\n",), is_block=False, is_lapse=True
+        ),
     ),
 )
 

@@ -8,7 +8,18 @@ from typing import TypeVar
 
 from backend.core.prompt import EXAMPLE_CALL, EXAMPLE_TOOL
 from backend.core.step import Delta, ToolCallDelta
-from backend.formats.dialects import Characters, Id, Maybe, Part, Slot, Template, text_of
+from backend.formats.dialects import (
+    Characters,
+    Dialect,
+    Id,
+    Maybe,
+    Part,
+    Slot,
+    Tags,
+    Template,
+    split_at,
+    text_of,
+)
 from backend.formats.format import (
     FORCED,
     NO_REASONING,
@@ -34,10 +45,32 @@ log = logging.getLogger(__name__)
 
 
 def find_by_call(formats: Sequence[ToolFormat], written_call: str) -> ToolFormat | None:
-    """Return the format that writes most nearly this call, and reads it."""
-    closest = max(formats, key=lambda known: _closeness(known, written_call), default=None)
-    is_close = closest is not None and _closeness(closest, written_call) > 0
-    return closest if is_close else None
+    """Return the format that writes most nearly this call, and reads it.
+
+    Of equal ones it is the first that writes it in this layout.
+    """
+    found = {known.name: _closeness(known, written_call) for known in formats}
+    best = max(found.values(), default=0)
+    close = [known for known in formats if best and found[known.name] == best]
+    exact = (known for known in close if _has_layout(known, written_call))
+    return next(exact, next(iter(close), None))
+
+
+def _has_layout(tool_format: ToolFormat, written_call: str) -> bool:
+    """Tell whether a text has a call of a format with the blanks and lines around its parts."""
+    return any(
+        re.search(_layout(frame.first_call, frame.dialect), written_call)
+        for frame in tool_format.frames
+        if not frame.is_lapse
+    )
+
+
+def _layout(template: Template, dialect: Dialect) -> str:
+    """Return the pattern of a call, with that of an argument in tags."""
+    if isinstance(dialect, Tags):
+        before, after = split_at(template, Slot.ARGUMENTS)
+        template = (*before, *dialect.parameter, *after)
+    return _pattern(template, re.escape)
 
 
 def _closeness(tool_format: ToolFormat, written_call: str) -> int:
@@ -68,20 +101,24 @@ def _call_of(deltas: Iterable[Delta]) -> tuple[str, object]:
     return name, json.loads("".join(piece.arguments for piece in pieces))
 
 
-def _pattern(template: Template) -> str:
-    return "".join(map(_part_pattern, template))
+def _squeezed_literal(text: str) -> str:
+    return re.escape(_squeezed(text))
 
 
-def _part_pattern(part: Part) -> str:
+def _pattern(template: Template, literal: Callable[[str], str] = _squeezed_literal) -> str:
+    return "".join(_part_pattern(part, literal) for part in template)
+
+
+def _part_pattern(part: Part, literal: Callable[[str], str]) -> str:
     match part:
         case str():
-            return re.escape(_squeezed(part))
+            return literal(part)
         case Slot():
             return _SLOTS.get(part, ".*")
         case Maybe(template):
-            return f"(?:{_pattern(template)})?"
+            return f"(?:{_pattern(template, literal)})?"
         case Id(template):
-            return _pattern(template)
+            return _pattern(template, literal)
         case Characters(pattern):
             return f"(?:{pattern})"
 

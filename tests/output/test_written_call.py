@@ -19,6 +19,8 @@ WRITTEN = {
     '"id": "probe0001"}]',
     "qwen3_coder_xml": "<tool_call>\n<function=probe_tool>\n<parameter=probe_key>\nprobe_value\n"
     "</parameter>\n</function>\n</tool_call>",
+    "mimo": "<tool_call>\n<function=probe_tool>\n<parameter=probe_key>probe_value</parameter>\n"
+    "</function>\n</tool_call>",
     "glm4": "<tool_call>probe_tool\n<arg_key>probe_key</arg_key>\n"
     "<arg_value>probe_value</arg_value>\n</tool_call>",
     "gemma4": '<|tool_call>call:probe_tool{probe_key:<|"|>probe_value<|"|>}<tool_call|>',

@@ -393,6 +393,12 @@ FORMATS = {
         markers=("<|tools_prefix|>", "<|tools_suffix|>"),
         reasoning="apertus_inner",
     ),
+    "mimo": _tagged(
+        "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
+        "<parameter={}>{}</parameter>\n".format,
+        between="\n",
+        markers=("<tool_call>", "</tool_call>"),
+    ),
     "seed_oss": _tagged(
         "<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
         "<parameter={}>{}</parameter>\n".format,
