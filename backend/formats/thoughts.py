@@ -99,7 +99,8 @@ GRANITE_32 = ReasoningFormat(
 HUNYUAN_A13B = ReasoningFormat(
     name="hunyuan_answer",
     aliases=("hunyuan_a13b",),
-    clues=(in_template(_END, "<|extra_0|>"),),
+    # The dense models frame their answers, too, but Hunyuan 3 does not.
+    clues=(in_template(_END, "<|extra_0|>"), in_template(_END, _ANSWER, "<｜hy_Assistant")),
     starts=(_START,),
     ends=(_END,),
     frames=(_ANSWER, f"\n{_ANSWER_END}", _ANSWER_END),

@@ -108,6 +108,7 @@ REASONING_EVIDENCE = [
     ("granite_text", "<|start_of_role|><think></think><response>", ()),
     ("granite_text", "", ("<think>", "</think>", "<response>", "</response>")),
     ("hunyuan_answer", "<think></think><|extra_0|>", ()),
+    ("hunyuan_answer", "<｜hy_Assistant｜><think></think>{% if '<answer>' in content %}", ()),
     ("hunyuan_v4_think", "", ("<think:6124c78e>", "</think:6124c78e>")),
     ("hunyuan_v4_think", "<think:ab></think:ab>", ()),
     ("k2_think", "<ifm|think>", ()),
