@@ -424,6 +424,8 @@ HUNYUAN_V1 = ToolFormat(
     closers=(JSON_LIST_CLOSER, HERMES_CLOSER),
     readings=(Reading(HUNYUAN_V1_CALLS, end=JSON_LIST_CLOSER),),
     frames=(Frame(HUNYUAN_V1_CALLS, JSON_LIST_OPENER, end=JSON_LIST_CLOSER),),
+    # The arguments themselves are in a fence.
+    is_quotable=False,
 )
 
 
