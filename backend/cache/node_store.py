@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Generic, TypeVar
 
 from backend.cache.eviction import (
     Forecast,
@@ -21,13 +20,11 @@ from backend.cache.eviction import (
     total_size,
 )
 from backend.cache.kv import LooseNode, Refill, Segment, Size, Snapshot
-from backend.cache.radix import Divisible, Match, Node, RadixTree, TokenKey
+from backend.cache.radix import Match, RadixTree, TokenKey
 from backend.core.prompt import Place
 
-V = TypeVar("V", bound=Divisible)
 
-
-class UnsavedNodes(Generic[V]):
+class UnsavedNodes:
     """Nodes with their first token not on disk: a node's end stands for its snapshot alone.
 
     New ones are written when there is time. Those that the disk has lost, for lack of space or by a
@@ -36,18 +33,18 @@ class UnsavedNodes(Generic[V]):
     """
 
     def __init__(self) -> None:
-        self._starts: dict[Node[V], int] = {}
-        self._new: dict[Node[V], None] = {}
+        self._starts: dict[SegmentNode, int] = {}
+        self._new: dict[SegmentNode, None] = {}
 
-    def __contains__(self, node: Node[V]) -> bool:
+    def __contains__(self, node: SegmentNode) -> bool:
         """Tell whether some of a node is not on disk."""
         return node in self._starts
 
-    def __iter__(self) -> Iterator[Node[V]]:
+    def __iter__(self) -> Iterator[SegmentNode]:
         return iter(self._starts)
 
     @property
-    def new(self) -> list[Node[V]]:
+    def new(self) -> list[SegmentNode]:
         """The nodes that were never on disk."""
         return list(self._new)
 
@@ -56,16 +53,16 @@ class UnsavedNodes(Generic[V]):
         """Whether there are nodes that were never on disk."""
         return bool(self._new)
 
-    def start(self, node: Node[V]) -> int:
+    def start(self, node: SegmentNode) -> int:
         """Return a contained node's first token that is not on disk."""
         return self._starts[node]
 
-    def add(self, node: Node[V], start: int) -> None:
+    def add(self, node: SegmentNode, start: int) -> None:
         """Record that a node is new from a token on."""
         self._starts[node] = min(start, self._starts.get(node, start))
         self._new[node] = None
 
-    def note_lost(self, tree: RadixTree[V], key: TokenKey, start: int) -> None:
+    def note_lost(self, tree: RadixTree[Segment], key: TokenKey, start: int) -> None:
         """Record that the disk lost the tokens of `key` from `start` on, if memory has them."""
         found = tree.match(key)
         for node, tokens in found.spans():
@@ -74,12 +71,12 @@ class UnsavedNodes(Generic[V]):
                 first = max(start, node.start)
                 self._starts[node] = min(first, self._starts.get(node, first))
 
-    def discard(self, node: Node[V]) -> None:
+    def discard(self, node: SegmentNode) -> None:
         """Forget a node: it is on disk, or no longer in memory."""
         self._starts.pop(node, None)
         self._new.pop(node, None)
 
-    def divide(self, upper: Node[V], lower: Node[V]) -> None:
+    def divide(self, upper: SegmentNode, lower: SegmentNode) -> None:
         """Record that the first tokens of `lower` have become a separate node."""
         start = self._starts.get(lower)
         if start is None or start >= upper.end:
@@ -88,12 +85,12 @@ class UnsavedNodes(Generic[V]):
         if lower in self._new:
             self._new[upper] = None
 
-    def may_join(self, upper: Node[V], lower: Node[V]) -> bool:
+    def may_join(self, upper: SegmentNode, lower: SegmentNode) -> bool:
         """Tell whether `upper` is completely on disk or `lower` not at all."""
         is_saved = self._starts.get(upper, upper.end) >= upper.end
         return is_saved or self._starts.get(lower, lower.end) <= lower.start
 
-    def join(self, upper: Node[V], lower: Node[V]) -> None:
+    def join(self, upper: SegmentNode, lower: SegmentNode) -> None:
         """Record that `upper` has become a part of `lower`; requires `may_join`."""
         start = self._starts.get(upper)
         if start is not None and start < upper.end:
@@ -128,7 +125,7 @@ class NodeStore:
         self.size = Size()
         self.held: dict[str, SegmentNode] = {}
         self.used: dict[str, tuple[SegmentNode, int]] = {}
-        self.unsaved: UnsavedNodes[Segment] = UnsavedNodes()
+        self.unsaved = UnsavedNodes()
         self.version = 0
         self.now = 0
         self.evictions = 0

@@ -14,7 +14,7 @@ from msgspec import Struct
 from backend.core.guide import Guide, ReplyGrammar
 from backend.core.prompt import JsonValue, Medium, Message, Prompt, Tool, ToolChoice, ToolMode
 
-ResultT = TypeVar("ResultT")
+ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 # Below it, scaled logits leave the range of float32.
 MIN_TEMPERATURE = 1e-5
@@ -225,7 +225,7 @@ class GenerationRequest:
         return self.params.max_tokens is None or self.params.max_tokens > self.room
 
 
-class ComputeRequest(Struct, Generic[ResultT], frozen=True):
+class ComputeRequest(Struct, Generic[ResultT_co], frozen=True):
     """A request that the model answers in one piece, between generation steps.
 
     Its parameter is the type of its result.

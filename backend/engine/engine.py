@@ -14,7 +14,7 @@ from backend.config import LONG_TURN_S, ModelOptions, SchedulingOptions
 from backend.core.engine_status import EngineState, EngineStatus
 from backend.core.model import ModelCard
 from backend.core.prompt import PreparedMedium
-from backend.core.request import ComputeRequest, GenerationRequest, ResultT
+from backend.core.request import ComputeRequest, GenerationRequest, ResultT_co
 from backend.core.step import Steps
 from backend.engine.distributed.topology import group_size, require_parts
 from backend.engine.findings import FindingsStore
@@ -283,7 +283,7 @@ class Engine(Generic[HandleT]):
         """Announce a request that continues an ended one, or sends its prompt again."""
         self.calls.tell(Expect(request_id, is_again))
 
-    async def compute(self, model: HandleT, request: ComputeRequest[ResultT]) -> ResultT:
+    async def compute(self, model: HandleT, request: ComputeRequest[ResultT_co]) -> ResultT_co:
         """Return the result of a request; cancelling this drops it.
 
         Raises:
@@ -300,7 +300,7 @@ class Engine(Generic[HandleT]):
                 f"{count} embeddings and scores are running or waiting already "
                 f"(max_waiting {limits.max_waiting})"
             )
-        result: ResultT = await self.calls.compute(cast("SessionRequest", request))
+        result: ResultT_co = await self.calls.compute(cast("SessionRequest", request))
         return result
 
     def status(self) -> EngineStatus:

@@ -14,13 +14,11 @@ from functools import partial
 from backend.core.prompt import JsonValue
 from backend.core.scoring import (
     DecideRequest,
-    Decision,
     QuestionType,
     ScoreCall,
     ScoredCandidate,
     ScoredToken,
     ScoreRequest,
-    Scores,
 )
 from backend.errors import InvalidRequestError
 from backend.pipeline import worker_pool
@@ -76,7 +74,7 @@ async def decide(call: ScoreCall, model: ServedModel, engine: ServedEngine) -> V
         partial(_request, form, question),
         size_bytes=len(call.prompt) + sum(map(len, call.candidates)),
     )
-    reading = form.read(question, await _result(request, model, engine))
+    reading = form.read(question, await engine.compute(model, request))
     read = request if isinstance(request, DecideRequest) else request.prompt
     count = len(read.token_ids)
     spent_ms = (time.monotonic() - started) * 1000.0
@@ -90,16 +88,6 @@ def _request(form: Form, question: Question) -> DecideRequest | ScoreRequest:
     if isinstance(request, DecideRequest):
         require_ids("prompt", request.token_ids, question.model)
     return request
-
-
-async def _result(
-    request: DecideRequest | ScoreRequest, model: ServedModel, engine: ServedEngine
-) -> Decision | Scores:
-    if isinstance(request, DecideRequest):
-        decision: Decision = await engine.compute(model, request)
-        return decision
-    scores: Scores = await engine.compute(model, request)
-    return scores
 
 
 def _labels(kind: QuestionType, candidates: Sequence[str], form: Form) -> tuple[str, ...]:
