@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from backend.config import MAX_GRAMMAR_BYTES, ModelOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import JsonValue, Message, Tool
+from backend.core.step import Finish, FinishReason
 from backend.errors import GrammarError, InvalidRequestError
 from backend.model.checkpoint.config_file import DRAFTING, asks_for_several
 from backend.model.text.template import RESERVED_OPTIONS
@@ -145,33 +146,101 @@ def obeyed_grammar(grammar: str, tools: Sequence[Tool]) -> str:
     return "" if is_for_calls else grammar
 
 
+class WholeCalls:
+    """Holds a call until something follows it, and leaves out one that the limit cut off.
+
+    The host has no reason for the end of a reply. With a call it reports `tool_calls`, and its
+    clients complete the JSON of half a call, and run it.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[pb.ToolCallDelta] = []
+
+    def settle(self, reply: pb.Reply, finish: Finish | None) -> None:
+        """Leave in a reply of the stream the calls that are known to be whole."""
+        deltas = [passed for delta in reply.chat_deltas for passed in self._passed(delta)]
+        if finish:
+            deltas += self._released(finish.reason)
+        del reply.chat_deltas[:]
+        reply.chat_deltas.extend(deltas)
+
+    def _passed(self, delta: pb.ChatDelta) -> Iterator[pb.ChatDelta]:
+        for piece in delta.tool_calls:
+            if self._held and self._held[0].index != piece.index:
+                yield from self._released()
+            self._held.append(piece)
+        if not delta.tool_calls:
+            yield from self._released()
+            yield delta
+
+    def _released(self, reason: FinishReason | None = None) -> Iterator[pb.ChatDelta]:
+        pieces, self._held = self._held, []
+        arguments = "".join(piece.arguments for piece in pieces)
+        if not pieces or (reason is FinishReason.LENGTH and not _is_json(arguments)):
+            return
+        call = pb.ToolCallDelta()
+        for piece in pieces:
+            # An id or a name that comes later replaces the first.
+            call.MergeFrom(piece)
+        call.arguments = arguments or "{}"
+        yield pb.ChatDelta(tool_calls=[call])
+
+
 @dataclass(slots=True)
 class AnswerlessReply:
-    """Gives the last reply of a thought without an answer a newline as content.
+    """Gives the last reply of a thought, or of half a call, a newline as content.
 
-    The host generates such a reply up to five more times, unless it used up the request's limit.
-    Its test trims `message` but not the deltas, so white space passes it and clients show
-    nothing.
+    The host generates a reply without an answer up to five more times, unless it used up the
+    request's limit. Its test trims `message` but not the deltas, so white space passes it and
+    clients show nothing.
 
     Attributes:
         max_tokens: The request's own limit; 0 is none.
-        has_answer: Whether there is content or a call; then no more needs to be settled.
     """
 
     max_tokens: int
-    has_answer: bool = False
+    _has_answer: bool = False
     _has_thought: bool = False
 
-    def settle(self, reply: pb.Reply, *, is_last: bool) -> pb.Reply:
-        """Record a reply of the stream, and return it: the last one with content if needed."""
+    def settle(self, reply: pb.Reply, finish: Finish | None) -> None:
+        """Record a reply of the stream, and give the last one content if needed."""
+        if self._has_answer:
+            return
         for delta in reply.chat_deltas:
             self._has_thought = self._has_thought or bool(delta.reasoning_content)
-            self.has_answer = self.has_answer or bool(delta.content or delta.tool_calls)
-        is_retried = self._has_thought and not self.has_answer
-        if is_last and is_retried and not 0 < self.max_tokens <= reply.tokens:
+            self._has_answer = self._has_answer or bool(delta.content or delta.tool_calls)
+        is_retried = finish and not self._has_answer
+        is_cut = finish is not None and finish.reason is FinishReason.LENGTH
+        is_within = not 0 < self.max_tokens <= reply.tokens
+        if is_retried and is_within and (self._has_thought or is_cut):
             reply.chat_deltas.append(pb.ChatDelta(content="\n"))
             reply.message = b"\n"
+
+
+class HostsReply:
+    """A reply, in one message or several, as the host passes it on without harm.
+
+    Other clients name no `ModelIdentity`, and get calls in pieces: they know the limit themselves.
+    """
+
+    def __init__(self, request: pb.PredictOptions) -> None:
+        """Begin the reply to a request."""
+        answerless = AnswerlessReply(request.Tokens)
+        self._rules = (WholeCalls(), answerless) if request.ModelIdentity else (answerless,)
+
+    def settle(self, reply: pb.Reply, finish: Finish | None) -> pb.Reply:
+        """Return the next message of the reply; the last one has a finish."""
+        for rule in self._rules:
+            rule.settle(reply, finish)
         return reply
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _schema_in(text: str) -> str:

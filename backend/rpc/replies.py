@@ -47,7 +47,7 @@ def completion_reply(completion: Completion) -> pb.Reply:
     """Return the reply for a whole completion: one delta per channel, the calls together."""
     calls = [
         pb.ToolCallDelta(
-            index=call.index, id=call.call_id, name=call.name, arguments=call.arguments or "{}"
+            index=call.index, id=call.call_id, name=call.name, arguments=call.arguments
         )
         for call in completion.tool_calls
     ]

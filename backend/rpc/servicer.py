@@ -31,7 +31,7 @@ from backend.pipeline.generate import detokenize, generate, tell_format, tokeniz
 from backend.pipeline.scores import embed, rerank, score
 from backend.pipeline.served_model import ServedEngine, ServedModel
 from backend.pipeline.transcribe import transcribe
-from backend.rpc.host_rules import AnswerlessReply, is_load_for_jobs, ruling_named, unmet_wishes
+from backend.rpc.host_rules import HostsReply, is_load_for_jobs, ruling_named, unmet_wishes
 from backend.rpc.job_servicer import JobServicer
 from backend.rpc.parsing.checks import require_at_most
 from backend.rpc.parsing.generation_fields import generation_call, prompt_part
@@ -107,20 +107,17 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
             async with aclosing(self._increments(request)) as increments:
                 async for increment in increments:
                     collector.add(increment)
-        reply = completion_reply(collector.completion)
-        return AnswerlessReply(request.Tokens).settle(reply, is_last=True)
+        completion = collector.completion
+        return HostsReply(request).settle(completion_reply(completion), completion.finish)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         """Send a reply for each increment that is not empty."""
-        answerless = AnswerlessReply(request.Tokens)
+        hosts = HostsReply(request)
         with ruling_named(request):
             async with aclosing(self._increments(request)) as increments:
                 async for increment in increments:
-                    is_last = increment.finish is not None
-                    reply = increment_reply(increment)
-                    if not answerless.has_answer:
-                        answerless.settle(reply, is_last=is_last)
-                    if reply.chat_deltas or is_last:
+                    reply = hosts.settle(increment_reply(increment), increment.finish)
+                    if reply.chat_deltas or increment.finish:
                         await context.write(reply)
 
     async def TokenizeString(self, request: pb.PredictOptions, _context: Context) -> bytes:

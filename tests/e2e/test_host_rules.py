@@ -65,6 +65,45 @@ async def test_a_thought_that_fills_the_context_does_not_make_the_host_try_again
     assert "".join(delta.content for delta in whole.chat_deltas) == "\n"
 
 
+async def answers(backend, request):
+    """Return the texts and calls of both ways to answer, as the host reads them."""
+    whole = await backend.stub.Predict(request)
+    calls = {call.index: call for delta in whole.chat_deltas for call in delta.tool_calls}
+    streamed = await stream(backend.stub, request)
+    yield whole.message.decode(), {i: (c.name, c.arguments) for i, c in calls.items()}, whole
+    named = {index: (c["name"], c["arguments"]) for index, c in streamed.calls.items()}
+    yield streamed.content, named, streamed.last
+
+
+async def test_a_call_that_the_limit_cut_off_does_not_reach_clients_that_would_run_a_half(shared):
+    request = chat([user("What is the weather in Hanoi?")], tools=[WEATHER_TOOL])
+    request.ModelIdentity = str(MODEL_DIR)
+    async with shared(MODEL_DIR) as backend:
+        (_, whole, last), _ = [each async for each in answers(backend, request)]
+        assert json.loads(whole[0][1]) == {"city": "Hanoi"}
+        seen = set()
+        for limit in range(last.tokens - 16, last.tokens + 1):
+            request.Tokens = limit
+            one, other = [each async for each in answers(backend, request)]
+            assert one[:2] == other[:2]
+            assert one[1] in ({}, whole)
+            seen.add(len(one[1]))
+    assert seen == {0, 1}
+
+
+async def test_a_call_that_the_context_cut_off_does_not_make_the_host_try_again():
+    request = chat(
+        [user("What is the weather in Hanoi?")], tools=[WEATHER_TOOL], ToolChoice="required"
+    )
+    request.Metadata["enable_thinking"] = "false"
+    request.ModelIdentity = str(MODEL_DIR)
+    async with served(MODEL_DIR) as backend:
+        tokens = len((await backend.stub.TokenizeString(request)).tokens)
+        assert (await backend.load(MODEL_DIR, MaxModelLen=tokens + 12)).success
+        found = [each async for each in answers(backend, request)]
+    assert [(content, calls) for content, calls, _ in found] == [("\n", {})] * 2
+
+
 async def test_tool_results_of_the_hosts_anthropic_endpoint_reach_the_template_as_tool_messages(
     shared,
 ):

@@ -9,9 +9,10 @@ import pytest
 from backend.config import ModelOptions, TuningOptions
 from backend.core.model import ModelCard, ModelKind
 from backend.core.prompt import Message, ToolCall
+from backend.core.step import Finish, FinishReason
 from backend.pb import backend_pb2 as pb
 from backend.rpc.host_rules import (
-    AnswerlessReply,
+    HostsReply,
     restore_tool_results,
     unmet_wishes,
     without_billing,
@@ -199,13 +200,14 @@ def reply(*deltas, tokens=5):
 THOUGHT = pb.ChatDelta(reasoning_content="hm")
 
 
-def settled(*replies, max_tokens=0):
-    rule = AnswerlessReply(max_tokens)
-    return [rule.settle(each, is_last=each is replies[-1]) for each in replies][-1]
+def settled(*replies, max_tokens=0, reason=FinishReason.STOP):
+    rule = HostsReply(pb.PredictOptions(Tokens=max_tokens, ModelIdentity="m"))
+    *others, last = replies
+    return [rule.settle(each, None) for each in others] + [rule.settle(last, Finish(reason))]
 
 
 def test_a_thought_without_an_answer_ends_with_a_newline_that_stops_the_hosts_retries():
-    last = settled(reply(THOUGHT), reply())
+    last = settled(reply(THOUGHT), reply())[-1]
     assert last.message == b"\n"
     assert [delta.content for delta in last.chat_deltas] == ["\n"]
 
@@ -215,16 +217,17 @@ def test_a_thought_without_an_answer_ends_with_a_newline_that_stops_the_hosts_re
     [pb.ChatDelta(content="Hi"), pb.ChatDelta(tool_calls=[pb.ToolCallDelta(name="clock")])],
 )
 def test_a_reply_with_an_answer_is_left_as_it_is(answer):
-    assert not settled(reply(THOUGHT), reply(answer), reply()).message
+    assert not settled(reply(THOUGHT), reply(answer), reply())[-1].message
 
 
 def test_a_reply_that_used_up_its_limit_is_left_as_it_is_since_the_host_takes_it():
-    assert not settled(reply(THOUGHT), reply(tokens=8), max_tokens=8).message
-    assert settled(reply(THOUGHT), reply(tokens=7), max_tokens=8).message
+    assert not settled(reply(THOUGHT), reply(tokens=8), max_tokens=8)[-1].message
+    assert settled(reply(THOUGHT), reply(tokens=7), max_tokens=8)[-1].message
 
 
-def test_an_empty_reply_is_left_empty():
-    assert not settled(reply()).message
+def test_an_empty_reply_is_left_empty_unless_the_context_cut_it_off():
+    assert not settled(reply())[-1].message
+    assert settled(reply(), reason=FinishReason.LENGTH)[-1].message == b"\n"
 
 
 def card(context_length):
@@ -286,3 +289,38 @@ def test_that_no_head_drafts_is_told_to_whom_asked_for_one():
     (wish,) = unmet_wishes(pb.ModelOptions(), card(4096), options)
     assert wish.startswith("an MTP head is not loaded: nothing is drafted for this model")
     assert not list(unmet_wishes(pb.ModelOptions(), replace(card(4096), draft_model="m"), options))
+
+
+def piece(index=0, **fields):
+    return reply(pb.ChatDelta(tool_calls=[pb.ToolCallDelta(index=index, **fields)]))
+
+
+def called(*replies, reason):
+    deltas = [delta for each in settled(*replies, reason=reason) for delta in each.chat_deltas]
+    return [(call.id, call.name, call.arguments) for each in deltas for call in each.tool_calls]
+
+
+def begun():
+    return piece(id="a", name="f", arguments="{"), piece(arguments="}")
+
+
+def test_a_call_is_sent_whole_once_something_follows_it():
+    pieces = (*begun(), piece(1, id="b", name="g"), piece(1, id="c"), reply(THOUGHT), reply())
+    sent = settled(*pieces, reason=FinishReason.TOOL_CALLS)
+    assert [len(each.chat_deltas) for each in sent] == [0, 0, 1, 0, 2, 0]
+    calls = [call for each in sent for delta in each.chat_deltas for call in delta.tool_calls]
+    assert calls == [
+        pb.ToolCallDelta(index=0, id="a", name="f", arguments="{}"),
+        pb.ToolCallDelta(index=1, id="c", name="g", arguments="{}"),
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"'])
+def test_only_a_limit_leaves_out_the_call_that_it_cut_off(arguments):
+    for reason, count in ((FinishReason.LENGTH, 1), (FinishReason.STOP, 2)):
+        last = piece(1, id="b", name="g", arguments=arguments)
+        assert len(called(*begun(), last, reply(), reason=reason)) == count
+
+
+def test_a_limit_after_the_last_call_leaves_it():
+    assert called(*begun(), reply(), reason=FinishReason.LENGTH) == [("a", "f", "{}")]
