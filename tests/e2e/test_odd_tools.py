@@ -6,6 +6,7 @@ import re
 
 import grpc
 import pytest
+from jsonschema import Draft202012Validator
 from odd_schemas import ROOTS, UNFIT
 from serving import chat, stream, user
 
@@ -127,6 +128,30 @@ async def test_many_required_arguments_come_once_each_in_any_order(shared):
         ]
         assert all(sorted(name for name, _ in order) == names for order in orders)
         assert any([name for name, _ in order] != names for order in orders)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_the_conditions_of_a_tool_hold_in_its_calls(shared, name):
+    short, kinds = {"type": "string", "maxLength": 8}, ["city", "zone"]
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"enum": kinds}, "city": short, "zone": short},
+        "required": ["kind"],
+        "if": {"properties": {"kind": {"const": "city"}}},
+        "then": {"required": ["city"], "properties": {"zone": False}},
+        "else": {"required": ["zone"], "not": {"required": ["city"]}},
+    }
+    choice = json.dumps({"type": "function", "function": {"name": "other"}})
+    async with served_in(shared, name) as backend:
+        seen = set()
+        for seed in range(4):
+            request = chat([QUESTION], tools=[other(schema)], ToolChoice=choice, Seed=seed)
+            request.Tokens, request.Temperature = 120, 1.5
+            [call] = (await stream(backend.stub, request)).calls.values()
+            arguments = json.loads(call["arguments"])
+            Draft202012Validator(schema).validate(arguments)
+            seen.add(arguments["kind"])
+    assert seen <= {*kinds}
 
 
 async def test_an_answer_follows_its_schema_beside_odd_tools(shared):

@@ -134,6 +134,27 @@ CLIENT_SCHEMAS = {
             {"type": "object", "properties": {"id": {"maximum": 9}, "on": {"type": "boolean"}}},
         ]
     },
+    "conditions": {
+        "type": "object",
+        "properties": {
+            "kind": {"type": "string", "enum": ["file", "link", "folder"]},
+            "path": {"type": "string", "maxLength": 5},
+            "target": {"type": "string", "maxLength": 5},
+            "mode": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "required": ["kind"],
+        "allOf": [
+            {"if": {"properties": {"kind": {"const": "file"}}}, "then": {"required": ["path"]}},
+            {
+                "if": {"properties": {"kind": {"const": "link"}}},
+                "then": {"required": ["target"]},
+                "else": {"not": {"required": ["target"]}},
+            },
+            {"not": {"properties": {"mode": {"maximum": 3}}, "required": ["mode"]}},
+        ],
+        "dependentSchemas": {"mode": {"required": ["path"]}},
+        "additionalProperties": False,
+    },
     "what is required only": {
         "type": "object",
         "properties": {},

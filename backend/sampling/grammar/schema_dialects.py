@@ -11,6 +11,7 @@ from typing import Any
 
 from backend.sampling.grammar.number_bounds import with_exact_bounds
 from backend.sampling.grammar.schema_choices import TEXTS, Find, with_open_choice
+from backend.sampling.grammar.schema_conditions import with_open_conditions
 from backend.sampling.grammar.string_formats import FORMATS
 
 _KNOWN_DRAFTS = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/2019-09|/2020-12)/schema#?")
@@ -110,6 +111,7 @@ def is_idle(keyword: str, value: object) -> bool:
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that says in conditions of a grammar what it says of its properties."""
     fields = _with_dependencies(_with_declared_names(_with_known_text(schema), find))
+    fields = with_open_conditions(fields, find)
     return _with_counted_properties(with_open_choice(_with_required_tag(fields), find))
 
 
