@@ -134,6 +134,17 @@ CLIENT_SCHEMAS = {
             {"type": "object", "properties": {"id": {"maximum": 9}, "on": {"type": "boolean"}}},
         ]
     },
+    "an intersection of zod": {
+        "allOf": [
+            {
+                "type": "object",
+                "properties": {"id": {"type": "integer", "maximum": 9}},
+                "required": ["id"],
+            },
+            {"type": "object", "properties": {"on": {"type": "boolean"}}},
+        ],
+        "unevaluatedProperties": False,
+    },
     "conditions": {
         "type": "object",
         "properties": {

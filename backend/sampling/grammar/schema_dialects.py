@@ -110,7 +110,8 @@ def is_idle(keyword: str, value: object) -> bool:
 
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that says in conditions of a grammar what it says of its properties."""
-    fields = _with_dependencies(_with_declared_names(_with_known_text(schema), find))
+    fields = _with_closed_parts(_with_declared_names(_with_known_text(schema), find), find)
+    fields = _with_dependencies(fields)
     fields = with_open_conditions(fields, find)
     return _with_counted_properties(with_open_choice(_with_required_tag(fields), find))
 
@@ -239,6 +240,30 @@ def _pattern_of(names: Mapping[str, Any]) -> str:
     if left and left <= _NAME_LENGTHS and are_lengths and (most == "" or least <= most):
         return f"^(?s:.){{{least},{most}}}$"
     return ""
+
+
+# A property that another of them names counts only if that matches.
+_CONDITIONAL = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "patternProperties"})
+
+
+def _with_closed_parts(fields: dict[str, Any], find: Find) -> dict[str, Any]:
+    """Return a schema that closes together the objects of which it consists."""
+    if fields.get("unevaluatedProperties") is not False:
+        return fields
+    parts, waiting = list[Mapping[str, Any]](), list[object]([fields])
+    while waiting and len(parts) < _MAX_COPIES:
+        part = _followed(waiting.pop(), find)
+        parts.append(part)
+        waiting += [find(part["$ref"])] if "$ref" in part else []
+        waiting += _listed(part.get("allOf"))
+    known = [part.get("properties", {}) for part in parts]
+    is_open = any((_CONDITIONAL | {"additionalProperties"}) & part.keys() for part in parts)
+    if waiting or is_open or not all(isinstance(names, Mapping) for names in known):
+        return fields
+    kept = {key: value for key, value in fields.items() if key != "unevaluatedProperties"}
+    names = dict.fromkeys((name for each in known for name in each), True)
+    own = {**names, **kept.get("properties", {})}
+    return {**kept, "properties": own, "additionalProperties": False}
 
 
 def _with_dependencies(fields: dict[str, Any]) -> dict[str, Any]:

@@ -851,3 +851,25 @@ def test_a_refusal_names_the_innermost_part_that_is_at_fault(schema, place, prob
     with pytest.raises(GrammarError) as refusal:
         Composer(compiler).composed(ReplyRule(text=json.dumps(schema)))
     assert refusal.value.problem.startswith(f"{place}: {problem}")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/A", "properties": {"b": {"type": "integer"}}},
+        {"allOf": [{"allOf": [{"$ref": "#/$defs/A"}]}], "properties": {"b": {"type": "integer"}}},
+    ],
+)
+def test_an_object_of_several_parts_is_closed_together(schema, compiler):
+    part = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    whole = {"$defs": {"A": part}, "type": "object", "unevaluatedProperties": False, **schema}
+    compiled = compile_text(compiler, json.dumps(whole))
+    texts = ['{"a":"x"}', '{"a":"x","b":1}', '{"a":"x","c":1}', '{"b":1}', '{"a":"x","b":"y"}']
+    assert [text for text in texts if accepts(compiled, text)] == texts[:2]
+
+
+def test_an_object_is_not_closed_by_parts_of_which_some_may_not_match(compiler):
+    schema = {"anyOf": [{"properties": {"a": {}}}, {}], "unevaluatedProperties": False}
+    with pytest.raises(GrammarError, match="'unevaluatedProperties' is not supported"):
+        compile_text(compiler, json.dumps({"type": "object", **schema}))
