@@ -447,3 +447,5 @@ class FineTuningDefaults:
 
 
 FINE_TUNING = FineTuningDefaults()
+# Of an adapter that is trained or loaded: MLX overflows beyond it.
+MAX_ADAPTER_RANK = 2**16

@@ -12,10 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from jinja2 import TemplateError
 from mlx.utils import tree_flatten
 from mlx_lm.lora import CONFIG_DEFAULTS, train_model
 from mlx_lm.tuner.callbacks import TrainingCallback
@@ -41,10 +42,18 @@ from backend.jobs.scratch import (
     write_state,
     written_whole,
 )
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES
 from backend.model.device import DEVICE
 from backend.model.text.tokenizer_file import follow_wrapped
 
-Row: TypeAlias = Mapping[str, Any]
+
+class Row(dict[str, Any]):
+    """A row of a dataset, with its place for errors."""
+
+    def __init__(self, place: str, **values: Any) -> None:  # noqa: ANN401 (any JSON value)
+        super().__init__(values)
+        self.place = place
+
 
 # Every tenth row is used for validation if the dataset has no validation part.
 _VALIDATION_STRIDE = 10
@@ -156,18 +165,18 @@ def _row(value: Any, place: str) -> Row:  # noqa: ANN401 (any JSON value)
     match value:
         case {"messages": [*messages]} if messages and all(map(_is_message, messages)):
             tools = {"tools": value["tools"]} if value.get("tools") else {}
-            return {"messages": messages, **tools}
+            return Row(place, messages=messages, **tools)
         case {"conversations": [*turns]} if turns and all(map(_is_turn, turns)):
             spoken = [{"role": _SPEAKERS[t["from"]], "content": t["value"]} for t in turns]
-            return {"messages": spoken}
+            return Row(place, messages=spoken)
         case {"prompt": str(prompt), "completion": str(completion)}:
-            return {"prompt": prompt, "completion": completion}
+            return Row(place, prompt=prompt, completion=completion)
         case {"instruction": str(instruction), "output": str(output)}:
             extra = value.get("input") or ""
             prompt = f"{instruction}\n\n{extra}" if extra else instruction
-            return {"prompt": prompt, "completion": output}
+            return Row(place, prompt=prompt, completion=output)
         case {"text": str(text)} if text.strip():
-            return {"text": text}
+            return Row(place, text=text)
     raise _refusal(
         f"{place} has neither messages, nor prompt and completion, nor instruction and output, "
         "nor text"
@@ -183,6 +192,31 @@ def _is_turn(value: object) -> bool:
         case {"from": str(speaker), "value": str()}:
             return speaker in _SPEAKERS
     return False
+
+
+_ROW_FAILURES: tuple[type[BaseException], ...] = (*UPSTREAM_FAILURES, TemplateError)
+
+
+class _NamedRows:
+    """A dataset of mlx-lm, whose errors name the row that its template or tokenizer refuses."""
+
+    def __init__(self, dataset: Any) -> None:  # noqa: ANN401 - mlx-lm has no common class
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = self._dataset[index]
+        return row
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def process(self, row: Row) -> Any:  # noqa: ANN401 - mlx-lm's
+        """Return the tokens of a row, and where those that count begin."""
+        try:
+            return self._dataset.process(row)
+        except _ROW_FAILURES as error:
+            problem = f"{row.place} does not suit the model: {type(error).__name__}: {error}"
+            raise _refusal(problem) from error
 
 
 _VALIDATION_BATCHES = 25
@@ -371,10 +405,11 @@ class _Training(TrainingCallback):  # type: ignore[misc]  # mlx-lm is untyped
             problem = "needs rows with prompts, and these are plain text"
             raise InvalidRequestError('extra_options["mask_prompt"]', problem)
         held_out = dataset.validation if len(dataset.validation) >= size else ()
-        parts = (dataset.train, held_out)
-        return tuple(
-            create_dataset(list(rows), tokenizer, config) if rows else [] for rows in parts
-        )
+
+        def part(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - mlx-lm's
+            return _NamedRows(create_dataset(list(rows), tokenizer, config)) if rows else []
+
+        return part(dataset.train), part(held_out)
 
     def _settings(self, resumed: Checkpoint | None) -> SimpleNamespace:
         """Return the settings for mlx-lm's trainer, which saves them next to the weights."""

@@ -310,6 +310,30 @@ async def test_a_job_ends_with_the_server(tmp_path, dataset):
     assert child_jobs() == []
 
 
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "TemplateError: "),
+        ({"messages": [{"role": "user", "content": 3}]}, "TypeError: "),
+        ({"text": "\ud800"}, "TypeError: "),
+    ],
+)
+async def test_a_row_that_the_model_cannot_read_is_named(tmp_path, row, problem):
+    rows = [row, row]
+    if "messages" in row:
+        said = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+        rows[0] = {"messages": said}
+    else:
+        rows[0] = {"text": "hi"}
+    dataset = tmp_path / "rows.jsonl"
+    dataset.write_text("\n".join(map(json.dumps, rows)))
+    async with served() as backend:
+        last = (await train(backend, **lora(dataset, tmp_path / "out")))[-1]
+    assert last.status == "failed"
+    assert last.message.startswith("dataset_source: rows.jsonl, row 2 does not suit the model: ")
+    assert problem in last.message
+
+
 async def test_what_cannot_be_quantised_or_trained_fails_in_plain_words(tmp_path, dataset, caplog):
     other = shutil.copytree(MODEL_DIR, tmp_path / "other")
     config = json.loads((other / "config.json").read_text(encoding="utf-8"))

@@ -16,7 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backend.config import MAX_CHECKPOINT_JSON_DEPTH, Adapter, ModelOptions
+from backend.config import (
+    MAX_ADAPTER_RANK,
+    MAX_CHECKPOINT_JSON_DEPTH,
+    Adapter,
+    ModelOptions,
+)
 from backend.errors import LoadError, UnsupportedModelError
 from backend.model.checkpoint.config_file import (
     config_path,
@@ -40,7 +45,6 @@ PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<part>[
 _FULL = "full"
 _FINE_TUNE_TYPES = ("lora", "dora", _FULL)
 
-_MAX_RANK = 2**16
 # The largest number of a float32.
 _MAX_FACTOR = 3.4e38
 # A name of layers, with few repetitions and one choice: what else a pattern can be, may never end.
@@ -157,8 +161,8 @@ def _require_pairs(path: Path) -> None:
 
 
 def _require_rank(path: Path, name: str, value: object) -> None:
-    if type(value) is not int or not 1 <= value <= _MAX_RANK:
-        problem = f"is {shortened(repr(value))}, not a whole number from 1 to {_MAX_RANK:,}"
+    if type(value) is not int or not 1 <= value <= MAX_ADAPTER_RANK:
+        problem = f"is {shortened(repr(value))}, not a whole number from 1 to {MAX_ADAPTER_RANK:,}"
         raise LoadError(f"{path}: {name} {problem}")
 
 

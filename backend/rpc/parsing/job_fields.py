@@ -5,7 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from backend.config import FINE_TUNING, MAX_REQUEST_ID_CHARS, MAX_TARGET_MODULES
+from backend.config import (
+    FINE_TUNING,
+    MAX_ADAPTER_RANK,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TARGET_MODULES,
+)
 from backend.errors import InvalidRequestError
 from backend.jobs.job import EXPORT_FORMS, Export, FineTuning, Quantization
 from backend.pb import backend_pb2 as pb
@@ -43,7 +48,7 @@ def quantization(request: pb.QuantizationRequest, models_dir: str) -> Quantizati
     return Quantization(
         model=model,
         models_dir=models_dir,
-        output_dir=required_path("output_dir", request.output_dir),
+        output_dir=_target("output_dir", request.output_dir),
         name=f"{Path(model).name}-{kind}",
         bits=_bits(kind),
         group_size=_number(extra, _GROUP_SIZE) or None,
@@ -67,10 +72,10 @@ def fine_tuning(request: pb.FineTuneRequest, models_dir: str) -> FineTuning:
     return FineTuning(
         model=required_path("model", request.model),
         models_dir=models_dir,
-        output_dir=required_path("output_dir", request.output_dir),
+        output_dir=_target("output_dir", request.output_dir),
         dataset=required_path("dataset_source", request.dataset_source),
         kind=_one_of("training_type", request.training_type or KINDS[0], KINDS),
-        rank=_positive("adapter_rank", request.adapter_rank, FINE_TUNING.rank),
+        rank=_rank(request.adapter_rank),
         alpha=_positive("adapter_alpha", request.adapter_alpha, FINE_TUNING.alpha),
         dropout=_share("adapter_dropout", request.adapter_dropout),
         targets=_targets(request.target_modules),
@@ -100,7 +105,7 @@ def model_export(request: pb.ExportModelRequest, models_dir: str) -> Export:
     form = request.export_format or EXPORT_FORMS[0]
     return Export(
         checkpoint=required_path("checkpoint_path", request.checkpoint_path),
-        output_path=required_path("output_path", request.output_path),
+        output_path=_target("output_path", request.output_path),
         form=_one_of("export_format", form, EXPORT_FORMS),
         model=require_path("model", request.model),
         models_dir=models_dir,
@@ -148,6 +153,14 @@ def required_path(field: str, text: str) -> str:
     return require_path(field, text)
 
 
+def _target(field: str, text: str) -> str:
+    """Return where a job writes: in the host's working directory nobody would look for it."""
+    path = required_path(field, text)
+    if not Path(path).is_absolute():
+        raise InvalidRequestError(field, f"must be an absolute path, not {path!r}")
+    return path
+
+
 def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise InvalidRequestError(field, f"{value!r} is not one of {', '.join(known)}")
@@ -156,6 +169,10 @@ def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
 
 def _positive(field: str, value: int, default: int) -> int:
     return require_range(field, value, Range(0)) or default
+
+
+def _rank(rank: int) -> int:
+    return require_range("adapter_rank", rank, Range(0, MAX_ADAPTER_RANK)) or FINE_TUNING.rank
 
 
 def _targets(names: Sequence[str]) -> tuple[str, ...]:
