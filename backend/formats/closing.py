@@ -2,7 +2,8 @@
 
 A value may contain its own end. An end counts only where structure follows, after whitespace. In
 tags that is the tag of another argument, the end of the call or of its block, or the next call; a
-doubled end is one, and the tag of an argument that its value repeats is not in the value. Families
+doubled end is one, and so is an end without its slash or its bracket; the tag of an argument that
+its value repeats is not in the value. Families
 whose models mix up tags also take the tags of each other for an argument that is declared and not
 yet given, and an end named after the argument, `</a>`; grammars, which do not know the argument,
 refuse any such name there. Where models forget ends, a value also ends before an argument that is
@@ -37,6 +38,7 @@ ATTRIBUTE_BEGIN = '="'
 _SPACE_CHARS = r"[\s\x1C-\x1F]"
 _GAP, _SPACE = Characters(f"{_SPACE_CHARS}*"), Characters(_SPACE_CHARS)
 _ELEMENT_END = ("</", Characters(r"[^\s\x1C-\x1F<>]*"), ">")
+_KEY = Characters(r"[^\s\x1C-\x1F<]+")
 _NAME_START = Characters(r"[^\s\x1C-\x1F\x21\x2F<=>?]")
 
 
@@ -100,9 +102,9 @@ class TagEnds:
         call, call_end = split_at(tags.call, ARGUMENTS)
         value_end, last_end = "" if KEY in end else text_of(end).strip(), text_of(call_end).strip()
         return cls(
-            ends=(value_end, *_without_mark(value_end)),
+            ends=(value_end, *_without_mark(value_end), *_damaged(value_end, begin)),
             call_ends=(last_end, *_other_ends(last_end), *tags.other_call_ends),
-            block_ends=tuple(dict.fromkeys(filter(None, (reading.end, *reading.other_ends)))),
+            block_ends=tuple(dict.fromkeys(reading.ends)),
             begins=(_tag_start(begin),),
             calls=tuple(dict.fromkeys((_tag_start(call), _last_tag(_tag_start(call))))),
             key_end=_key_end(begin),
@@ -122,8 +124,7 @@ class TagEnds:
             return Limits(inside=((tags.mark,),), tags=(_one_tag(tags.mark),))
         marks, (begin, end) = self.ends, tags.verbatim
         if begin:
-            # The tag after it may be missing.
-            marks = (end, end + marks[0])
+            marks = (end + marks[0],)
         last = text_of(after)
         is_whole = any(end in last for end in self.block_ends)
         call_ends = self._call_ends(tags, opener) if is_whole else zip(self.call_ends)
@@ -131,6 +132,9 @@ class TagEnds:
         follows = (*self.begins, *self.calls, *call_ends, *block_ends)
         if not _begins_call(tags, opener):
             follows = (*follows, *((opener, _GAP, *call) for call in self.calls))
+        if self.key_end:
+            # The tag of the key may be missing.
+            follows = (*follows, (_KEY, self.key_end))
         inside = [(mark, _GAP, *each) for mark in marks for each in (*follows, *self.other_begins)]
         inside += [(*_ELEMENT_END, _GAP, *follow) for follow in follows if self.has_elements]
         if not (begin or tags.requires_ends):
@@ -138,7 +142,8 @@ class TagEnds:
         return Limits(
             inside=tuple(inside),
             first=((self.value_begin,),) if self.value_begin else (),
-            last=tuple((mark, _GAP) for mark in marks),
+            # A mark without its bracket ends with the line.
+            last=tuple((mark.rstrip(), _GAP) for mark in marks),
             markers_decide=True,
             tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
         )
@@ -280,6 +285,15 @@ def without_mark(tag: str) -> str:
 def _without_mark(tag: str) -> tuple[str, ...]:
     plain = without_mark(tag)
     return () if plain == tag else (plain,)
+
+
+def _damaged(end: str, begin: Template) -> tuple[str, ...]:
+    """Return the end of a value without its last character, or its slash."""
+    if not (end.startswith("</") and end.endswith(">")):
+        return ()
+    opening = end.replace("/", "", 1)
+    unclosed = f"{end[:-1]}\n"
+    return (unclosed,) if opening in text_of(begin) else (unclosed, opening)
 
 
 def _other_ends(tag: str) -> tuple[str, ...]:

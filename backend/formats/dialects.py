@@ -289,6 +289,11 @@ class Reading:
     end: str = ""
     other_ends: tuple[str, ...] = ()
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All texts that end a block of calls."""
+        return tuple(filter(None, (self.end, *self.other_ends)))
+
 
 def json_object(name_key: str, arguments_key: str) -> Objects:
     """Return calls as objects with these two keys."""

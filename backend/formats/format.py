@@ -326,8 +326,16 @@ class ToolFormat(_Format):
 
     @property
     def strays(self) -> frozenset[str]:
-        """Markers that are special tokens by their form: alone, they are nothing for a reader."""
-        return frozenset(filter(_SPECIAL.fullmatch, (*self.openers, *self.closers)))
+        """Markers that are special tokens by their form: alone, they are nothing for a reader.
+
+        So are those that contain such a token.
+        """
+        marks = (*self.openers, *self.closers)
+        return frozenset(
+            mark
+            for mark in marks
+            if _SPECIAL.fullmatch(mark) or any(token in mark for token in self.tokens)
+        )
 
     @property
     def own_marks(self) -> tuple[str, ...]:
@@ -367,7 +375,7 @@ def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
     return replace(
         tool_format,
         openers=(*tool_format.openers, *(text for each in lapses for text in each.openers)),
-        closers=(*tool_format.closers, *(each.end for each in lapses)),
+        closers=(*tool_format.closers, *(end for each in lapses for end in each.ends)),
         leads=(*tool_format.leads, *leads),
         readings=(*tool_format.readings, *lapses, bare),
     )

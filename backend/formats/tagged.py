@@ -62,11 +62,11 @@ def _pair_tags(tags: Tags) -> tuple[str, ...]:
 
 DSML_MARK, GCML_MARK = "｜DSML｜", "｜GCML｜"
 # As models misspell it, or leave it out.
-DSML_OTHER_MARKS = ("｜｜DSML｜｜", "|DSML|", "‖DSML‖", "")
+DSML_OTHER_MARKS = ("｜｜DSML｜｜", "|DSML|", "||DSML||", " | DSML | ", "‖DSML‖", "")
 DSML_BLOCKS = (
     *(("", "function_calls"), ("", "tool_calls"), (" ", "calls"), ("r:", "tool_calls")),
-    # V4 Flash sometimes drops the underscore.
-    ("", "toolcalls"),
+    # V4 Flash sometimes drops the underscore, or takes another word.
+    *(("", "toolcalls"), ("", "tool_use"), ("", "calls")),
 )
 GCML_BLOCKS = (("", "tool_calls"),)
 MARKED_EMPTY_LINE = "\n\n"
@@ -98,10 +98,11 @@ def _marked(
 
     Args:
         blocks: The text after the mark and the word of the block, of each version.
-        other_marks: Marks that are read with the blocks that have no text after them.
+        other_marks: Other marks; without one, blocks have no text before their word.
     """
     marked = [(f"{mark}{between}", block) for between, block in blocks]
-    marked += [(each, block) for each in other_marks for between, block in blocks if not between]
+    others = ((each, *kind) for each in other_marks for kind in blocks if each or not kind[0])
+    marked += [(f"{each}{between}", block) for each, between, block in others]
     ends = tuple(f"</{begin}{block}>" for begin, block in marked)
 
     def reading(begin: str, block: str) -> Reading:
@@ -383,7 +384,6 @@ KIMI_K3_TAGS = Tags(
         *(VALUE, _kimi_k3_close("argument")),
     ),
     types={name: name for name in _KIMI_K3_TYPES} | {"integer": "number"},
-    requires_ends=True,
     escapes_attributes=True,
     object=(
         *(f'{KIMI_K3_OPEN}json type="', TYPE, f'"{KIMI_K3_SEP}'),
@@ -497,7 +497,10 @@ MINIMAX_M2_INVOKE, MINIMAX_M2_INVOKE_END = '<invoke name="', "</invoke>"
 MINIMAX_M2_PARAMETER = '<parameter name="'
 # As other vendors write calls: without the family's block, or with theirs.
 MINIMAX_M2_BARE = "<invoke"
-MINIMAX_M2_PLAIN, MINIMAX_M2_PLAIN_END = "<function_calls>", "</function_calls>"
+_PLAIN_PREFIXES = ("", "antml:", "tml:")
+PLAIN_OPENERS, PLAIN_ENDS = (
+    tuple(f"<{slash}{prefix}function_calls>" for prefix in _PLAIN_PREFIXES) for slash in ("", "/")
+)
 # As this family, Qwen3-Coder's and those like them mix up their tags.
 QWEN3_CODER_FUNCTION, QWEN3_CODER_FUNCTION_END = "<function=", "</function>"
 QWEN3_CODER_PARAMETER, QWEN3_CODER_PARAMETER_END = "<parameter=", "</parameter>"
@@ -521,11 +524,11 @@ MINIMAX_M2 = ToolFormat(
     name="minimax_m2",
     aliases=("minimax",),
     clues=(in_template(MINIMAX_M2_OPENER),),
-    openers=(MINIMAX_M2_OPENER, MINIMAX_M2_BARE, MINIMAX_M2_PLAIN),
-    closers=(MINIMAX_M2_CLOSER, MINIMAX_M2_PLAIN_END),
+    openers=(MINIMAX_M2_OPENER, MINIMAX_M2_BARE, *PLAIN_OPENERS),
+    closers=(MINIMAX_M2_CLOSER, *PLAIN_ENDS),
     readings=(
         Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_OPENER,), end=MINIMAX_M2_CLOSER),
-        Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_PLAIN,), end=MINIMAX_M2_PLAIN_END),
+        Reading(MINIMAX_M2_TAGS, openers=PLAIN_OPENERS, other_ends=PLAIN_ENDS),
         Reading(MINIMAX_M2_TAGS, openers=(MINIMAX_M2_BARE,), other_ends=(MINIMAX_M2_CLOSER,)),
     ),
     frames=(block_between(MINIMAX_M2_OPENER, MINIMAX_M2_CLOSER, MINIMAX_M2_TAGS),),
@@ -634,6 +637,15 @@ QWEN3_CODER = ToolFormat(
     readings=(
         Reading(JSON_CALLS, begins=("{", "["), end=QWEN3_CODER_CLOSER),
         Reading(QWEN3_CODER_TAGS, end=QWEN3_CODER_CLOSER),
+    ),
+    # MiMo also writes calls as other vendors do.
+    lapses=(
+        Reading(
+            PADDED_MINIMAX_M2_TAGS,
+            openers=PLAIN_OPENERS,
+            end=PLAIN_ENDS[0],
+            other_ends=PLAIN_ENDS[1:],
+        ),
     ),
     frames=(
         calls_between(QWEN3_CODER_OPENER, QWEN3_CODER_CLOSER, QWEN3_CODER_TAGS),

@@ -6,12 +6,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from backend.core.step import ContentDelta, Delta
-from backend.formats.dialects import LIST_KEY, NESTING_KEYS
+from backend.formats.dialects import LIST_KEY, NESTING_KEYS, NamedJson, Tags, text_of
 from backend.formats.format import ToolFormat
 from backend.output.readers.bare_python import list_end
 from backend.output.readers.patterns import (
     MAX_SPACE_CHARS,
+    REFUTED,
     SPACE,
+    UNDECIDED,
     Piece,
     choice,
     fixed,
@@ -108,6 +110,17 @@ def _are_bare_arguments(raw: str, position: int, types: ParameterTypes) -> bool 
     return not (is_schema or raw[position] == "[")
 
 
+@lru_cache
+def _inner_openers(tool_format: ToolFormat, opener: str) -> tuple[str, ...]:
+    """Return the openers of the calls in a block, or after other words than a call's."""
+    dialects = (reading.dialect for reading in tool_format.readings_at(opener))
+    named = (each for each in dialects if isinstance(each, Tags | NamedJson))
+    begins = tuple(text_of(each.call[:1]) for each in named)
+    if opener not in tool_format.openers or not opener.endswith(">"):
+        return ()
+    return tuple(each for each in tool_format.openers if any(b.startswith(each) for b in begins))
+
+
 class RepairReader:
     """Collects a damaged block, and emits its calls at the end.
 
@@ -152,6 +165,10 @@ class RepairReader:
         # The first mark in a string, which ends the block after all if that string has no end.
         self._quoted_end = -1
         self._breaks = 0
+        begins = _inner_openers(tool_format, context.opener)
+        may_be_prose = not (is_after_call or context.in_prose)
+        self._inner_openers = begins if may_be_prose else ()
+        self._is_prose = False
 
     @property
     def is_mid_call(self) -> bool:
@@ -172,7 +189,7 @@ class RepairReader:
                 return ReaderOutput()
             self._has_others = self._markup.begins_with_call(self._body)
             if not self._has_others:
-                return self._given_up()
+                return self._without_opener()
         end = self._end()
         if end >= 0:
             return self._beside_others(end) if self._has_others else self._repaired(end)
@@ -185,7 +202,7 @@ class RepairReader:
             end = len(self.held) if truncated else self._last_end()
             return self._beside_others(end, is_last=end == len(self.held))
         if truncated:
-            return ReaderOutput()
+            return self._given_up() if self._is_prose else ReaderOutput()
         if not self._is_call:
             # With nothing to follow, the last word is complete.
             word, _ = self._markup.first_word(self.held)
@@ -259,6 +276,34 @@ class RepairReader:
     def _may_be_listed(body: str) -> bool:
         """Tell whether a text may become a call in a bare list."""
         return bool(body) and _BEGUN_LISTED.fullmatch(body) is not None
+
+    def _without_opener(self) -> ReaderOutput:
+        """Leave out an opener that words follow, and then a call, which needs none."""
+        place = self._place_of_call() if self._inner_openers else REFUTED
+        self._is_prose = place == UNDECIDED
+        if self._is_prose:
+            return ReaderOutput()
+        if place == REFUTED:
+            return self._given_up()
+        prose = self.held[len(self._context.opener) : place].lstrip("\n")
+        return ReaderOutput(rest=prose + self.held[place:])
+
+    def _place_of_call(self) -> int:
+        """Return where a call of an offered tool begins in the words after an opener."""
+        begin = len(self._context.opener)
+        limit = begin + _MAX_CHARS_TO_NAME
+        marks = (*self._inner_openers, *self._format.closers, self._context.opener.lstrip())
+        found = [(self.held.find(each, begin, limit + len(each)), each) for each in marks]
+        place, mark = min((each for each in found if each[0] >= 0), default=(limit, ""))
+        if not mark and len(self.held) < limit + max(map(len, marks)):
+            return UNDECIDED
+        if mark not in self._inner_openers:
+            return REFUTED
+        raw = self.held[place : place + _MAX_CHARS_TO_NAME]
+        word, is_whole = self._markup.first_word(raw)
+        if is_whole or len(raw) == _MAX_CHARS_TO_NAME:
+            return place if is_whole and offered_name(word, self._context.calls) else REFUTED
+        return UNDECIDED
 
     def _may_be_name(self, beginning: str) -> bool:
         is_syntax = any(word.startswith(beginning) for word in self._markup.syntax | NAMESPACES)
@@ -373,7 +418,7 @@ class RepairReader:
         deltas: list[Delta] = []
         begin = 0
         for call in calls:
-            if text := self._text_between(raw[begin : call.begin]):
+            if text := self._text_between(self._without_head(raw[begin : call.begin])):
                 deltas.append(ContentDelta(text))
             deltas += self._handed_out(call, is_short=False)
             begin = call.end
@@ -381,6 +426,15 @@ class RepairReader:
         if is_last:
             return ReaderOutput(tuple(deltas), rejected=text)
         return ReaderOutput(tuple(deltas), rest=text + rest)
+
+    def _without_head(self, text: str) -> str:
+        """Return the text before a call without the words of its head, and the marker of these."""
+        begin = max((text.rfind(opener) for opener in self._format.openers), default=-1)
+        head = text[begin:] if begin >= 0 else ""
+        ends = (*self._format.closers, *self._format.inner_ends)
+        has_call = any(mark in head for mark in ("{", *ends))
+        is_other = has_call or self._markup.has_words(head, self._context.calls)
+        return text if is_other else text[: len(text) - len(head)]
 
     def _text_between(self, text: str) -> str:
         """Return the text of calls of other tools, without the markers of their block."""
@@ -458,7 +512,7 @@ def _empty_block(tool_format: ToolFormat, opener: str) -> Piece | None:
     brackets = ("]",) if opener.endswith("[") else ("[]", "{}")
     empty = choice(*(sequence(*map(spaced, pair)) for pair in brackets))
     readings = tool_format.readings_at(opener)
-    ends = {end for each in readings for end in (each.end, *each.other_ends)} & tool_format.strays
+    ends = {end for each in readings for end in each.ends} & tool_format.strays
     is_special = opener in tool_format.strays
     return choice(empty, *map(spaced, sorted(ends))) if is_special else empty
 

@@ -158,8 +158,9 @@ def _tagged_ends(tool_format: ToolFormat) -> tuple[str, ...]:
 @lru_cache
 def block_ends(tool_format: ToolFormat, opener: str) -> tuple[str, ...]:
     """Return the texts that end a block, and not just a call in it."""
-    ends = (end for each in tool_format.readings_at(opener) for end in (each.end, *each.other_ends))
-    return tuple(dict.fromkeys(filter(None, ends)))
+    return tuple(
+        dict.fromkeys(end for each in tool_format.readings_at(opener) for end in each.ends)
+    )
 
 
 @lru_cache

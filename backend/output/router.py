@@ -99,6 +99,7 @@ class Router:
         self._is_framed = False
         self._inner = InnerTags(output_format.reasoning.frames)
         self._quotes_thoughts = False
+        self._shows_call = False
         self._quotation: Quotation | None = None
         self._quoting_fence = 0
         self._may_draft = output_format.tools.has_drafts
@@ -415,11 +416,16 @@ class Router:
         """
         self._settle()
         is_quoted = self._in_thought or self._code.quotes(text)
-        is_stray = text in self._format.tools.strays and not is_quoted
+        tools = self._format.tools
+        is_stray = text in tools.strays and not (is_quoted or self._shows_call)
         may_end = self._code.begins_line or self._last_char.isalnum() or self._last_char in STOPS
         if is_stray and (self._stray.text or may_end):
             self._stray.add(text, may_end_line=may_end)
         else:
+            # The end of a call that is shown is shown too.
+            self._shows_call = text.startswith(tools.openers) or (
+                self._shows_call and text not in tools.closers
+            )
             self._emit(text)
 
     def _refuse(self, marker: str) -> None:

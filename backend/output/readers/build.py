@@ -119,7 +119,7 @@ def object_block(reading: Reading, dialect: Objects) -> CallBlock:
         ),
         call_start="{",
         starts=("[", _JSON_FENCE),
-        ends=_ends(reading),
+        ends=reading.ends,
         separators=(",", ";"),
         fillers=(*_CLOSERS, FENCE),
     )
@@ -140,7 +140,7 @@ def _named_block(reading: Reading, dialect: NamedJson) -> CallBlock:
         call_start=begin[0] if isinstance(begin[0], str) else "",
         call_end=_bare(end[-1:]),
         starts=starts if dialect.is_list else (),
-        ends=_ends(reading),
+        ends=reading.ends,
         separators=separators if dialect.is_list else (),
         fillers=(*_CLOSERS, '"', FENCE, *filter(None, inner_ends)),
     )
@@ -286,10 +286,6 @@ def _bare(template: Template) -> str:
     return text_of(template).replace(_JSON_FENCE, "").replace(FENCE, "").strip()
 
 
-def _ends(reading: Reading) -> tuple[str, ...]:
-    return tuple(filter(None, (reading.end, *reading.other_ends)))
-
-
 def _unique(*texts: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
@@ -312,7 +308,7 @@ def literal_dialect(reading: Reading, dialect: Literals) -> LiteralDialect:
         key=_key_pattern(dialect, assign),
         other_key=_other_key(dialect),
         assign=assign,
-        syntax=_syntax(dialect, bracket, _ends(reading)),
+        syntax=_syntax(dialect, bracket, reading.ends),
         block_end=reading.end,
         other_block_ends=reading.other_ends,
         has_positions=dialect.has_positions,
@@ -408,6 +404,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         quoted_parameter=_quoted_pattern(begin, dialect),
         parameter_begin=text_of(begin[:1]),
         unopened_parameter=_unopened_pattern(call, begin) if ends.key_end else None,
+        nameless_parameter=_nameless_pattern(begin),
         key_end=ends.key_end,
         value_begin=ends.value_begin,
         parameter_end=value_end or filled(end, {KEY: ELEMENT_NAME}).strip(),
@@ -416,6 +413,7 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         has_element_ends=ends.has_elements,
         pads_values=dialect.pads_values,
         verbatim=dialect.verbatim,
+        has_entities="&" in dialect.special,
         is_inline=dialect.is_inline,
         requires_ends=dialect.requires_ends,
         types=_types(dialect),
@@ -485,6 +483,15 @@ def _unopened_pattern(call: Template, begin: Template) -> Pattern:
     key_end, value = (part.strip() for part in begin[1:] if isinstance(part, str))
     key = (SPACE_IN_LINE, any_of(r"[^<\s]", group="name"), fixed(key_end), SPACE, fixed(value))
     return Pattern((maybe(fixed(text_of(call[:1]))), *key))
+
+
+def _nameless_pattern(begin: Template) -> Pattern | None:
+    """Return the pattern of the tag of an argument without its name, `<parameter=>`."""
+    start = str(begin[0])
+    if not start.endswith("=") or len(begin) < 2:
+        return None
+    name, tag_end = Piece("(?P<name>)", ""), maybe(fixed(">"))
+    return Pattern((fixed(start), name, SPACE_IN_LINE, tag_end, ahead("\n")), may_lack_name=True)
 
 
 _MARKER_PART = re.compile(r"<[^<>]*>|[^<>]+")

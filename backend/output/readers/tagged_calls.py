@@ -60,8 +60,9 @@ class TaggedDialect:
         other_parameters: The beginnings of an argument as models mistakenly write them.
         quoted_parameter: The beginning of an argument in a string of code.
         parameter_begin: The text that begins every argument.
-        unopened_parameter: The beginning of a first argument that lacks its tag, or has that of a
-            call in its place, in dialects with a tag after the key.
+        unopened_parameter: The beginning of an argument that lacks its tag, or has that of a call
+            in its place, in dialects with a tag after the key.
+        nameless_parameter: The beginning of an argument whose tag lacks the name.
         key_end: The tag after a key, if there is one.
         value_begin: The tag before a value, if it differs from the argument's.
         parameter_end: The end of an argument; `ELEMENT_NAME` represents the name of its tag.
@@ -70,6 +71,7 @@ class TaggedDialect:
         has_element_ends: Whether they also name that end after the argument.
         pads_values: Whether newlines around a value belong to the tags.
         verbatim: Optional marks around a value; text between them contains no tags.
+        has_entities: Whether other text may contain entities of XML.
         is_inline: Whether arguments follow each other on a line.
         requires_ends: Whether a parameter must have its end, because values may contain tags that
             look like those of parameters.
@@ -90,6 +92,7 @@ class TaggedDialect:
     parameter_begin: str
     parameter_end: str
     unopened_parameter: Pattern | None = None
+    nameless_parameter: Pattern | None = None
     quoted_call: Pattern | None = None
     quoted_parameter: Pattern | None = None
     key_end: str = ""
@@ -99,6 +102,7 @@ class TaggedDialect:
     has_element_ends: bool = False
     pads_values: bool = False
     verbatim: tuple[str, str] = ("", "")
+    has_entities: bool = False
     is_inline: bool = False
     requires_ends: bool = False
     types: Mapping[str, JsonTypes] = field(default_factory=dict)
@@ -344,8 +348,6 @@ class TaggedReader(_TagLookahead):
         if stray != REFUTED:
             return stray
         parameter = self._parameter_at(position)
-        if parameter.end == REFUTED and not self._given:
-            parameter = self._unopened_at(position)
         if parameter.end >= 0:
             self._begin_value(parameter)
             return parameter.end
@@ -399,6 +401,7 @@ class TaggedReader(_TagLookahead):
         self._begin_argument(json_string(name), parameter.end)
         self._given.add(name)
         self._value = self._new_value(parameter)
+        self._value.has_entities = dialect.has_entities
         # Such a value never contains a tag, unlike a string.
         self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
         self._strings = JsonStrings() if self._is_json(parameter) else None
@@ -464,6 +467,7 @@ class TaggedReader(_TagLookahead):
         self._step = self._in_value
         if verbatim == REFUTED:
             return line
+        self._value.has_entities = False
         self._verbatim_end = end
         self._value_ends = (end, *self._value_ends)
         self._may_lack_end = False
@@ -498,12 +502,11 @@ class TaggedReader(_TagLookahead):
             if place >= 0:
                 continue
             end = self._value_end_at(start) if place == REFUTED else UNDECIDED
+            is_doubtful = end == REFUTED or self._lacks_end_at(start)
+            end = self._doubtful_end_at(start) if end == REFUTED else end
             place = found.end()
             if end == UNDECIDED:
                 return self._wait_at(position, start)
-            is_doubtful = self._lacks_end_at(start)
-            if end == REFUTED and (end := self._closed_call_at(start)) >= 0:
-                is_doubtful = True
             if end >= 0 and not (doubt.depth or is_doubtful):
                 return self._without_padding(start, end), end
             if end >= 0 and doubt.end is None:
@@ -577,7 +580,7 @@ class TaggedReader(_TagLookahead):
             return inner
         if end < 0:
             return either(end, self._element_end_at(start), self._bare_end_at(start))
-        position = end if self._is_scalar else self._skip_strays(end, self._value_ends)
+        position = end if self._is_scalar else self._after_ends(end)
         if self._is_scalar or position < 0:
             return position
         follows = either(
@@ -589,12 +592,23 @@ class TaggedReader(_TagLookahead):
         )
         return end if follows >= 0 else follows
 
-    def _closed_call_at(self, start: int) -> int:
-        """Return the end of the value's end tag, if the end of the call follows."""
+    def _after_ends(self, end: int) -> int:
+        """Return the position after the end of a value, and others of its tags."""
+        return self._skip_strays(end, self._value_ends[bool(self._verbatim_end) :])
+
+    def _doubtful_end_at(self, start: int) -> int:
+        """Return an end that something else may refute.
+
+        It is that of the value's end tag, if the end of the call follows, or before that of a
+        block.
+        """
         end = self._closer_at(start)
-        position = self._skip_strays(end, self._value_ends) if end >= 0 else end
-        is_closed = position >= 0 and self._any_at(position, self._dialect.call_ends) >= 0
-        return end if is_closed else REFUTED
+        position = self._after_ends(end) if end >= 0 else end
+        if position >= 0 and self._any_at(position, self._dialect.call_ends) >= 0:
+            return end
+        line = self._line_at(start)
+        may_be_last = self._may_lack_end and self._is_in_block
+        return min(line, self._block_end_at(line)) if may_be_last else REFUTED
 
     def _inner_at(self, start: int, end: int) -> int:
         """Follow an element inside the value with its name; zero if neither end of one is here.
@@ -675,29 +689,33 @@ class TaggedReader(_TagLookahead):
         return _places(frozenset(text[0] for text in (*self._value_ends, *ends)))
 
     def _marked_at(self, position: int) -> Match:
-        return first_match(self._buffer, position, self._odd_parameter, self._dialect.parameter)
+        found = first_match(self._buffer, position, self._odd_parameter, self._dialect.parameter)
+        name = found.name.strip()
+        is_padded = name != found.name and not self._types.is_declared(found.name)
+        return replace(found, name=name) if is_padded and self._types.is_declared(name) else found
 
     def _parameter_at(self, position: int) -> Match:
         found = self._marked_at(position)
         is_odd = found.end >= 0 and not self._types.is_declared(found.name)
         if found.end != REFUTED and not is_odd:
             return found
-        other = first_match(self._buffer, position, *self._dialect.other_parameters)
-        if is_odd:
-            return other if other.end >= 0 and self._is_due(other.name) else found
-        return other if other.end < 0 or self._is_due(other.name) else NO_MATCH
+        others = (*self._dialect.other_parameters, self._dialect.unopened_parameter)
+        other = first_match(self._buffer, position, *others)
+        if other.end >= 0 and not self._is_due(other.name):
+            other = NO_MATCH
+        if other.end == REFUTED:
+            other = self._nameless_at(position)
+        return found if is_odd and other.end < 0 else other
+
+    def _nameless_at(self, position: int) -> Match:
+        """Match a tag without a name: that of the only required argument that is left."""
+        due = self._types.required - self._given
+        nameless = self._dialect.nameless_parameter if len(due) == 1 else None
+        found = nameless.match(self._buffer, position) if nameless else NO_MATCH
+        return replace(found, name=next(iter(due))) if found.end >= 0 else found
 
     def _is_due(self, name: str) -> bool:
         return self._types.is_declared(name) and name not in self._given
-
-    def _unopened_at(self, position: int) -> Match:
-        unopened = self._dialect.unopened_parameter
-        found = unopened.match(self._buffer, position) if unopened else NO_MATCH
-        return self._declared(found)
-
-    def _declared(self, found: Match) -> Match:
-        is_known = found.end < 0 or self._types.is_declared(found.name)
-        return found if is_known else NO_MATCH
 
     def _next_parameter_at(self, position: int, *, is_bare: bool = False) -> int:
         parameter = self._marked_at(position) if is_bare else self._parameter_at(position)

@@ -4,10 +4,11 @@ Only types are read: checking values is up to the tool.
 """
 
 import ast
+import html
 import json
 import re
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, islice, product
 from typing import TypeAlias, cast
@@ -236,8 +237,7 @@ def json_value(raw: str, types: JsonTypes) -> str:
 
 def agreed_types(written: JsonTypes, declared: JsonTypes) -> JsonTypes:
     """Return the types of a value that is text by its tag, or is not; a schema may refuse text."""
-    is_refused = written == STRING and declared and "string" not in declared
-    return declared if is_refused else written
+    return declared if declared and "string" not in declared else written
 
 
 def text_value(raw: str, types: JsonTypes) -> str:
@@ -246,8 +246,21 @@ def text_value(raw: str, types: JsonTypes) -> str:
     return value if value.startswith('"') or value == "null" else json_string(raw)
 
 
+_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
+_BEGUN_ENTITY = re.compile(r"&(?:[a-z]{0,4}|#x?[0-9a-fA-F]{0,7})\Z")
+
+
+def decoded_entities(text: str) -> str:
+    """Return a text with the characters that XML's own entities stand for."""
+    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)
+
+
 class ValueWriter:
-    """Converts one value to JSON incrementally: only strings can be emitted before their end."""
+    """Converts one value to JSON incrementally: only strings can be emitted before their end.
+
+    Attributes:
+        has_entities: Whether it may contain entities of XML.
+    """
 
     def __init__(
         self, types: JsonTypes, convert: Callable[[str, JsonTypes], str] = json_value
@@ -258,20 +271,29 @@ class ValueWriter:
         self._is_text = types == STRING
         self._raw: list[str] = []
         self._quote = '"'
+        self.has_entities = False
 
     def write(self, raw: str) -> str:
         """Return the JSON that this text makes certain."""
+        self._raw.append(raw)
         if not self._is_text:
-            self._raw.append(raw)
             return ""
-        quote, self._quote = self._quote, ""
-        return quote + _escaped(raw)
+        text = "".join(self._raw)
+        begun = _BEGUN_ENTITY.search(text) if self.has_entities else None
+        end = begun.start() if begun else len(text)
+        self._raw = [text[end:]]
+        return self._written(text[:end])
 
     def end(self) -> str:
         """Return the rest of the value."""
+        raw = "".join(self._raw)
         if self._is_text:
-            return self._quote + '"'
-        return self._convert("".join(self._raw), self._types)
+            return self._written(raw) + '"'
+        return self._convert(decoded_entities(raw) if self.has_entities else raw, self._types)
+
+    def _written(self, text: str) -> str:
+        quote, self._quote = self._quote, ""
+        return quote + _escaped(decoded_entities(text) if self.has_entities else text)
 
 
 def _is_wanted(text: str, types: JsonTypes) -> bool:
@@ -366,6 +388,8 @@ def read_elements(
         depth: Nesting limit, beyond which elements are text.
     """
     text, elements = _split(raw, mark) if depth else (raw, [])
+    if not elements and depth and types and types <= {"object", "array"}:
+        text, elements = _split(raw, mark, may_lack_end=True)
     if not elements:
         return json_value(raw, types)
     values = [
@@ -397,7 +421,7 @@ def _object(values: Sequence[tuple[str, str]]) -> str:
     return f"{{{', '.join(fields)}}}"
 
 
-def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
+def _split(raw: str, mark: str, *, may_lack_end: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """Return the text outside elements, and the elements; no elements if tags do not match."""
     elements: list[tuple[str, str]] = []
     texts: list[str] = []
@@ -405,6 +429,8 @@ def _split(raw: str, mark: str) -> tuple[str, list[tuple[str, str]]]:
     while (begin := raw.find(mark, end)) >= 0:
         texts.append(raw[end:begin])
         found = _element_at(raw, begin + len(mark), mark)
+        if found is None and may_lack_end:
+            found = _open_element_at(raw, begin, mark)
         if found is None:
             return "", []
         name, inner, end = found
@@ -431,6 +457,18 @@ def _element_at(raw: str, begin: int, mark: str) -> tuple[str, str, int] | None:
             return name, raw[inner:place], place + len(last)
         end = raw.rfind(">", begin, end)
     return None
+
+
+def _open_element_at(raw: str, begin: int, mark: str) -> tuple[str, str, int] | None:
+    """Return the same of one without its last tag: it ends before the next of its name, if any."""
+    found = re.compile(re.escape(mark) + r"<([\w.:-]+)>").match(raw, begin)
+    if found is None:
+        return None
+    again = raw.find(found[0], found.end())
+    end = again if again >= 0 else len(raw)
+    inner = raw[found.end() : end]
+    opened, closed = (re.findall(f"{re.escape(mark)}<{slash}([^>]+)", inner) for slash in ("", "/"))
+    return None if Counter(closed) - Counter(opened) else (found[1], inner, end)
 
 
 def _closing(raw: str, position: int, first: str, last: str) -> int:
