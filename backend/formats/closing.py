@@ -2,8 +2,7 @@
 
 A value may contain its own end. An end counts only where structure follows, after whitespace. In
 tags that is the tag of another argument, the end of the call or of its block, or the next call; a
-doubled end is one, and so is an end without its slash or its bracket; the tag of an argument that
-its value repeats is not in the value. Families
+doubled end is one, and the tag of an argument that its value repeats is not in the value. Families
 whose models mix up tags also take the tags of each other for an argument that is declared and not
 yet given, and an end named after the argument, `</a>`; grammars, which do not know the argument,
 refuse any such name there. Where models forget ends, a value also ends before an argument that is
@@ -102,7 +101,7 @@ class TagEnds:
         call, call_end = split_at(tags.call, ARGUMENTS)
         value_end, last_end = "" if KEY in end else text_of(end).strip(), text_of(call_end).strip()
         return cls(
-            ends=(value_end, *_without_mark(value_end), *_damaged(value_end, begin)),
+            ends=(value_end, *_without_mark(value_end)),
             call_ends=(last_end, *_other_ends(last_end), *tags.other_call_ends),
             block_ends=tuple(dict.fromkeys(reading.ends)),
             begins=(_tag_start(begin),),
@@ -142,8 +141,7 @@ class TagEnds:
         return Limits(
             inside=tuple(inside),
             first=((self.value_begin,),) if self.value_begin else (),
-            # A mark without its bracket ends with the line.
-            last=tuple((mark.rstrip(), _GAP) for mark in marks),
+            last=tuple((mark, _GAP) for mark in marks),
             markers_decide=True,
             tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
         )
@@ -285,15 +283,6 @@ def without_mark(tag: str) -> str:
 def _without_mark(tag: str) -> tuple[str, ...]:
     plain = without_mark(tag)
     return () if plain == tag else (plain,)
-
-
-def _damaged(end: str, begin: Template) -> tuple[str, ...]:
-    """Return the end of a value without its last character, or its slash."""
-    if not (end.startswith("</") and end.endswith(">")):
-        return ()
-    opening = end.replace("/", "", 1)
-    unclosed = f"{end[:-1]}\n"
-    return (unclosed,) if opening in text_of(begin) else (unclosed, opening)
 
 
 def _other_ends(tag: str) -> tuple[str, ...]:

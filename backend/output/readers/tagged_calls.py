@@ -302,12 +302,18 @@ class TaggedReader(_TagLookahead):
             return True
         start = self._doubt.read
         end = REFUTED if self._inner_open or self._doubt.depth else self._closer_at(start)
-        if end < 0 and self._doubt.end is not None:
+        if end < 0 and self._doubt.end is not None and not self._is_mentioned(self._doubt.end):
             start, end = 0, self._doubt.end
         if end >= 0:
             self._end_value(self._without_padding(start, end), end)
             self._buffer = self._buffer[end:]
         return end >= 0
+
+    def _is_mentioned(self, position: int) -> bool:
+        """Tell whether the line goes on after the end of a block, which is then none."""
+        end = self._block_end_at(position)
+        rest = self._buffer[end:].partition("\n")[0].strip() if end >= 0 else ""
+        return bool(rest) and not rest.startswith(self._context.opener.strip())
 
     def _before_call(self, position: int) -> int:
         position = self._after_strays(position)
