@@ -153,7 +153,8 @@ PYTHONIC = ToolFormat(
         *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
         *between(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
         Reading(PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
-        # Llama 4 falls back to an object.
+        # Llama 4 falls back to objects.
+        Reading(JSON_CALLS, openers=(PYTHONIC_LEAD,), begins=(PYTHONIC_JSON,)),
         Reading(JSON_CALLS, openers=(PYTHONIC_JSON,)),
     ),
     frames=(

@@ -402,6 +402,8 @@ class RepairReader:
         text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
         # What follows no call is a piece of one.
         text = text if calls else text.rstrip(_PUNCTUATION)
+        # A lone quote is that of a call in a string.
+        text = "" if text in {'"', "'"} else text
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
     def _beside_others(self, end: int, *, is_last: bool = False) -> ReaderOutput:

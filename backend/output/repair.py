@@ -224,7 +224,7 @@ def _call_of(
         if fields.get(key, "").startswith("{"):
             fields = {**fields, **read_json(fields[key], 0).members}
     texts = (_text_in(fields[key]) for key in NAME_KEYS if key in fields)
-    name = offered_name(next((text for text in texts if text is not None), ""), names)
+    name = offered_name(next((text for text in texts if text is not None), "").strip(), names)
     given = next((fields[key] for key in ARGUMENT_KEYS if key in fields), "")
     if not name and len(fields) == 1:
         # The key is the name.

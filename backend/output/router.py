@@ -299,7 +299,7 @@ class Router:
             if not block.is_empty:
                 is_marked = block.opener in self._format.tools.openers
                 self._block_text = block.text_before(output.rest) if is_marked else ""
-            self._lacks_closer = output.is_damaged and block.has_calls
+            self._lacks_closer = output.is_damaged if block.has_calls else self._lacks_closer
             is_refused = bool(output.rejected) and output.rejected.strip() == block.opener.strip()
             self._refused = _repetitions(block.opener, output.rest) if is_refused else 0
             self._block = None

@@ -35,7 +35,6 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.formats.literal import PYTHONIC_CALLS
 from backend.output.readers.bare_python import BarePythonReader, LiteralListReader
-from backend.output.readers.json_arguments import NO_ARGUMENTS
 from backend.output.readers.json_calls import (
     FENCE,
     CallBlock,
@@ -78,6 +77,7 @@ from backend.output.readers.tagged_calls import (
     TaggedDialect,
     TaggedReader,
 )
+from backend.output.readers.tolerant_json import NO_ARGUMENTS
 from backend.output.readers.typed_values import (
     NOT_A_STRING,
     STRING,

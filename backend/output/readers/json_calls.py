@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from backend.formats.dialects import KEYS_BESIDE, LIST_KEY, NAME_KEYS, NESTING_KEYS
-from backend.output.readers.json_arguments import JsonArguments
-from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState
+from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState, call_ends
 from backend.output.readers.patterns import (
     NO_MATCH,
     REFUTED,
@@ -17,6 +16,8 @@ from backend.output.readers.patterns import (
     Pattern,
     Piece,
     after,
+    choice,
+    fixed,
     sequence,
     spaced,
     span_end,
@@ -30,14 +31,109 @@ from backend.output.readers.reader import (
     SteppingReader,
     is_nameless,
 )
+from backend.output.readers.tolerant_json import object_inside
 from backend.output.readers.typed_values import describes_arguments
 
 FENCE = "```"
+# Arguments in a list, or a list of none; other brackets may begin a marker.
+LISTED = sequence(fixed("["), SPACE, choice(fixed("]"), fixed("{")))
+_BEGIN = choice(*map(fixed, ("{", '"', "n", "N")), LISTED)
+_WHOLE, _BEGUN = re.compile(_BEGIN.whole), re.compile(_BEGIN.begun)
 _SPACE = re.compile(r"\s*")
 _DIGIT = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"u[dD][89abAB]{_DIGIT}{{2}}", rf"u[dD][c-fC-F]{_DIGIT}{{2}}"
 _ESCAPE = re.compile(rf"""\\(?:{_HIGH}\\{_LOW}|u{_DIGIT}{{4}}|["\\/bfnrt])""")
 _BEGUN_ESCAPE = re.compile(rf"\\(?:u{_DIGIT}{{0,3}}|{_HIGH}(?:\\(?:u{_DIGIT}{{0,3}})?)?)?\Z")
+
+
+class JsonArguments:
+    """Reads an object, perhaps in a JSON string or alone in a list, or `null` or `[]` for none.
+
+    Nothing is emitted before a value in it has begun, which proves that it is an object.
+
+    The last brace is held back: the reader of the call knows when the call is complete.
+    """
+
+    def __init__(self, ends: tuple[str, ...] = ()) -> None:
+        """Begin before the arguments; strings that lack their quotes end before one of `ends`."""
+        self._scanner = JsonScanner(call_ends(ends))
+        self._has_begun = False
+        self._is_object = False
+        self._wrapped: list[str] = []
+        self._doubtful: list[str] = []
+        self.is_whole = False
+        self.is_malformed = False
+        self.missing_end = "{}"
+
+    @staticmethod
+    def begin_at(text: str, position: int) -> int:
+        """Return the position, if they may begin there, `UNDECIDED` or `REFUTED`."""
+        if _WHOLE.match(text, position):
+            return position
+        return UNDECIDED if _BEGUN.fullmatch(text, position) else REFUTED
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether they are alone in a list."""
+        return "".join(self._wrapped[:1]).startswith("[")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether they are complete, and an object without members."""
+        return self.is_whole and self.missing_end.lstrip().startswith("{")
+
+    @property
+    def kept_back(self) -> int:
+        """Number of latest characters read but not emitted."""
+        return 1 if self.is_whole else self._scanner.pending
+
+    def read_from(self, text: str, position: int) -> tuple[str, int]:
+        """Return what can be emitted, and the position after the arguments or at an error."""
+        if not self._has_begun:
+            if text[position].isspace():
+                return "", position + 1
+            self._begin(text[position])
+        if self.is_malformed:
+            return "", position
+        piece, position = self._scanner.read_from(text, position)
+        self.is_whole = self._scanner.state is JsonState.COMPLETE
+        self.is_malformed = self._scanner.state is JsonState.MALFORMED
+        if not self._is_object:
+            piece = self._unwrap(piece)
+        if self.is_whole:
+            piece, self.missing_end = piece[:-1], piece[-1]
+        return self._certain(piece), position
+
+    def finish(self) -> None:
+        """End the text: a `null` is whole, and no longer the beginning of another word."""
+        if self._has_begun and not (self._is_object or self.is_whole):
+            self.read_from(" ", 0)
+
+    def _certain(self, piece: str) -> str:
+        """Return a piece, with those before it, once they are certain to be arguments."""
+        self._doubtful.append(piece)
+        text = "".join(self._doubtful)
+        if self.is_whole and text.strip() == "{":
+            # An empty object is not emitted before the call is complete.
+            self.missing_end = text + self.missing_end
+            return ""
+        if not (self.is_whole or self._scanner.has_value):
+            return ""
+        self._doubtful.clear()
+        return text
+
+    def _begin(self, char: str) -> None:
+        self._has_begun = True
+        self._is_object = char == "{"
+        self.is_malformed = char not in '{["nN'
+
+    def _unwrap(self, piece: str) -> str:
+        """Return the object inside a complete value."""
+        self._wrapped.append(piece)
+        unwrapped = object_inside("".join(self._wrapped)) if self.is_whole else ""
+        self.is_malformed |= self.is_whole and not unwrapped
+        self.is_whole = bool(unwrapped)
+        return unwrapped
 
 
 _Step: TypeAlias = Callable[[str, int], int]

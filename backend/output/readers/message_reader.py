@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from backend.core.step import ContentDelta, ReasoningDelta
 from backend.formats.code_span import CodeTracker
 from backend.formats.dialects import Messages
-from backend.output.readers.json_arguments import LISTED, NULLS, JsonArguments
+from backend.output.readers.json_calls import LISTED, JsonArguments
 from backend.output.readers.patterns import (
     OPEN_MATCH,
     REFUTED,
@@ -37,7 +37,7 @@ from backend.output.readers.reader import (
     SteppingReader,
     offered_name,
 )
-from backend.output.readers.tolerant_json import ODD_QUOTES, NotJsonError, read_json
+from backend.output.readers.tolerant_json import NULLS, ODD_QUOTES, NotJsonError, read_json
 from backend.output.text import SENTENCE_ENDS, Automaton, JsonText, TextAfterCall
 
 _SUPERFLUOUS = re.compile(r"[\s\]}`]*")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from backend.output.readers.json_arguments import JsonArguments
+from backend.output.readers.json_calls import JsonArguments
 from backend.output.readers.json_scanner import JsonStrings
 from backend.output.readers.patterns import (
     NO_MATCH,

@@ -8,9 +8,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from backend.output.readers.json_scanner import JsonScanner, JsonState, is_number, json_number
+from backend.output.readers.json_scanner import (
+    SURROGATE,
+    JsonScanner,
+    JsonState,
+    is_number,
+    json_number,
+)
 from backend.output.readers.patterns import span_end
 from backend.output.readers.typed_values import (
+    ESCAPED_REPLACEMENT,
     JsonTypes,
     ParameterTypes,
     json_string,
@@ -38,18 +45,25 @@ _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
-# Python's long one, and one that is escaped where no string is open.
-ODD_QUOTES = ('"""', '\\"', '"', "'")
+# Python's long one, one that is escaped where no string is open, and JavaScript's.
+ODD_QUOTES = ('"""', '\\"', '"', "'", "`")
 # Escapes of Python, in single quotes, that JSON lacks.
 _PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U00(0[0-9a-fA-F]{5}|10[0-9a-fA-F]{4})|.)")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # What may follow a string, besides the closing bracket of the value around it.
-_NEXT_KEY = re.compile(r"""["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]""")
+_NEXT_KEY = re.compile(
+    r"""\\?["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]"""
+)
 _NEXT_ITEM = re.compile(r"""["'\[{(\d-]|\w+\s*[,\])}]""")
 _REST_OF_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*:""")
 _CLOSING = ")]}"
 _SPACE_OR_CLOSING = " \t\n\r)]}"
 _MAX_DEPTH = 64
+
+
+# What models write in place of an empty object.
+NULLS = ("null", "None")
+NO_ARGUMENTS = (*NULLS, "[]")
 
 
 class NotJsonError(ValueError):
@@ -403,6 +417,45 @@ class _Reader:
             return "null"
         self.reasons.append("a string without quotes")
         return json.dumps(raw, ensure_ascii=False)
+
+
+def object_inside(value: str) -> str:
+    """Return the object in a JSON string or list, `{}` if there is none, else nothing."""
+    is_list = value.startswith("[")
+    text = value[1:-1] if is_list else json.loads(value) or ""
+    return _object_of(text.strip())
+
+
+def _object_of(text: str) -> str:
+    """Return a text that is an object, also in Python or in one more string, else nothing."""
+    if not text or text in NO_ARGUMENTS:
+        return "{}"
+    if text.startswith('"'):
+        return _object_of(_string_of(text))
+    scanner = JsonScanner()
+    taken, end = scanner.read_from(text)
+    if not taken.startswith("{"):
+        return ""
+    if scanner.state is not JsonState.COMPLETE or end < len(text):
+        taken = _of_python(text)
+    return SURROGATE.sub(ESCAPED_REPLACEMENT, taken)
+
+
+def _string_of(written: str) -> str:
+    """Return the text of a JSON string; a text that is no object if it is none."""
+    try:
+        return str(json.loads(written, strict=False)).strip()
+    except ValueError:
+        return "?"
+
+
+def _of_python(text: str) -> str:
+    """Return an object that is written as in Python, or nothing."""
+    try:
+        found = read_json(text, 0, ODD_QUOTES)
+    except NotJsonError:
+        return ""
+    return "" if found.is_open or found.end < len(text) else found.text
 
 
 _WRAPPERS = frozenset(("arguments", "input", "parameters", "args", "params", "kwargs"))
