@@ -111,7 +111,8 @@ FUNCTIONGEMMA = _gemma(
 # LFM2, Llama 4 and prompt-driven models: calls in Python, `[f(a="x", n=2), g()]`.
 
 PYTHONIC_LEAD, PYTHONIC_LEAD_END = "[", "]"
-PYTHONIC_JSON = "{"
+PYTHONIC_JSON, PYTHONIC_ARGUMENTS = "{", "("
+PYTHONIC_END = "<|eot|>"
 PYTHONIC_OPENER, PYTHONIC_CLOSER = "<|tool_call_start|>", "<|tool_call_end|>"
 PYTHONIC_PYTHON, PYTHONIC_PYTHON_END = "<|python_start|>", "<|python_end|>"
 
@@ -148,11 +149,14 @@ PYTHONIC = ToolFormat(
     ),
     openers=(PYTHONIC_OPENER, PYTHONIC_PYTHON),
     leads=(PYTHONIC_LEAD, PYTHONIC_JSON),
+    name_lead=PYTHONIC_ARGUMENTS,
     closers=(PYTHONIC_CLOSER, PYTHONIC_PYTHON_END),
     readings=(
         *between(PYTHONIC_OPENER, PYTHONIC_CLOSER),
         *between(PYTHONIC_PYTHON, PYTHONIC_PYTHON_END),
         Reading(PYTHONIC_CALLS, openers=(PYTHONIC_LEAD,)),
+        # Only the end of the reply ends lines of calls.
+        Reading(PYTHONIC_CALLS, openers=(PYTHONIC_ARGUMENTS,), end=PYTHONIC_END),
         # Llama 4 falls back to objects.
         Reading(JSON_CALLS, openers=(PYTHONIC_LEAD,), begins=(PYTHONIC_JSON,)),
         Reading(JSON_CALLS, openers=(PYTHONIC_JSON,)),

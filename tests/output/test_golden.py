@@ -162,7 +162,7 @@ def without_half_a_marker(text, case):
     if not text.strip():
         return ""
     family = case.spec.format
-    names = case.spec.tools if family.tools.name_lead else ()
+    names = (case.spec.tools or ()) if family.tools.name_lead else ()
     leads = (*family.tools.leads, *(f"{name}{family.tools.name_lead}" for name in names))
     cited = family.tools.citations
     tags = (cited.begin, cited.end) if cited else ()
