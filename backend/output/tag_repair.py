@@ -31,7 +31,6 @@ from backend.formats.dialects import (
 from backend.formats.format import ToolFormat
 from backend.output.readers.patterns import ATTRIBUTES, attributes_in, span_end
 from backend.output.readers.reader import NAMESPACES, SYNTAX, Names, offered_name
-from backend.output.readers.typed_values import decoded_entities
 
 _LABEL = re.compile(r"\w[\w:.-]*")
 
@@ -74,7 +73,6 @@ class TagWords:
         self._value_begin = self._texts[-1 if self._is_paired else 0]
         self._value_end = text_of(end).strip()
         self._verbatim = dialect.verbatim
-        self._has_entities = "&" in dialect.special
         type_tag = "[^<]*+".join(
             re.escape(text_of(each)) for each in split_at(dialect.type_tag or (TYPE,), TYPE)
         )
@@ -204,7 +202,6 @@ class TagWords:
         before, after = self._verbatim
         if before and value.lstrip().startswith(before):
             return value.lstrip().removeprefix(before).rstrip().removesuffix(after)
-        value = decoded_entities(value) if self._has_entities else value
         line = "\r\n" if value.startswith("\r\n") else "\n"
         is_padded = (self._pads_values or not is_own) and value.startswith(line)
         value = value.removeprefix(line) if is_padded else value

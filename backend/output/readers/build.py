@@ -413,7 +413,6 @@ def tagged_dialect(reading: Reading, dialect: Tags) -> TaggedDialect:
         has_element_ends=ends.has_elements,
         pads_values=dialect.pads_values,
         verbatim=dialect.verbatim,
-        has_entities="&" in dialect.special,
         is_inline=dialect.is_inline,
         requires_ends=dialect.requires_ends,
         types=_types(dialect),

@@ -71,7 +71,6 @@ class TaggedDialect:
         has_element_ends: Whether they also name that end after the argument.
         pads_values: Whether newlines around a value belong to the tags.
         verbatim: Optional marks around a value; text between them contains no tags.
-        has_entities: Whether other text may contain entities of XML.
         is_inline: Whether arguments follow each other on a line.
         requires_ends: Whether a parameter must have its end, because values may contain tags that
             look like those of parameters.
@@ -102,7 +101,6 @@ class TaggedDialect:
     has_element_ends: bool = False
     pads_values: bool = False
     verbatim: tuple[str, str] = ("", "")
-    has_entities: bool = False
     is_inline: bool = False
     requires_ends: bool = False
     types: Mapping[str, JsonTypes] = field(default_factory=dict)
@@ -407,7 +405,6 @@ class TaggedReader(_TagLookahead):
         self._begin_argument(json_string(name), parameter.end)
         self._given.add(name)
         self._value = self._new_value(parameter)
-        self._value.has_entities = dialect.has_entities
         # Such a value never contains a tag, unlike a string.
         self._is_scalar = UNKNOWN < self._types.of(name) <= SCALARS
         self._strings = JsonStrings() if self._is_json(parameter) else None
@@ -473,7 +470,6 @@ class TaggedReader(_TagLookahead):
         self._step = self._in_value
         if verbatim == REFUTED:
             return line
-        self._value.has_entities = False
         self._verbatim_end = end
         self._value_ends = (end, *self._value_ends)
         self._may_lack_end = False

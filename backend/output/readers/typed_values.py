@@ -4,7 +4,6 @@ Only types are read: checking values is up to the tool.
 """
 
 import ast
-import html
 import json
 import re
 import warnings
@@ -246,21 +245,8 @@ def text_value(raw: str, types: JsonTypes) -> str:
     return value if value.startswith('"') or value == "null" else json_string(raw)
 
 
-_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});")
-_BEGUN_ENTITY = re.compile(r"&(?:[a-z]{0,4}|#x?[0-9a-fA-F]{0,7})\Z")
-
-
-def decoded_entities(text: str) -> str:
-    """Return a text with the characters that XML's own entities stand for."""
-    return _ENTITY.sub(lambda found: html.unescape(found[0]), text)
-
-
 class ValueWriter:
-    """Converts one value to JSON incrementally: only strings can be emitted before their end.
-
-    Attributes:
-        has_entities: Whether it may contain entities of XML.
-    """
+    """Converts one value to JSON incrementally: only strings can be emitted before their end."""
 
     def __init__(
         self, types: JsonTypes, convert: Callable[[str, JsonTypes], str] = json_value
@@ -271,29 +257,20 @@ class ValueWriter:
         self._is_text = types == STRING
         self._raw: list[str] = []
         self._quote = '"'
-        self.has_entities = False
 
     def write(self, raw: str) -> str:
         """Return the JSON that this text makes certain."""
-        self._raw.append(raw)
         if not self._is_text:
+            self._raw.append(raw)
             return ""
-        text = "".join(self._raw)
-        begun = _BEGUN_ENTITY.search(text) if self.has_entities else None
-        end = begun.start() if begun else len(text)
-        self._raw = [text[end:]]
-        return self._written(text[:end])
+        quote, self._quote = self._quote, ""
+        return quote + _escaped(raw)
 
     def end(self) -> str:
         """Return the rest of the value."""
-        raw = "".join(self._raw)
         if self._is_text:
-            return self._written(raw) + '"'
-        return self._convert(decoded_entities(raw) if self.has_entities else raw, self._types)
-
-    def _written(self, text: str) -> str:
-        quote, self._quote = self._quote, ""
-        return quote + _escaped(decoded_entities(text) if self.has_entities else text)
+            return self._quote + '"'
+        return self._convert("".join(self._raw), self._types)
 
 
 def _is_wanted(text: str, types: JsonTypes) -> bool:
