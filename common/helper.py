@@ -122,13 +122,13 @@ class HelperProcess:
         """
         if not self._is_ready:
             try:
-                self.has_begun(time.monotonic() + START_S)
+                self.receive_start(time.monotonic() + START_S)
             except TooLateError as error:
                 # Its job is not the reason.
                 raise ProcessEndedError(was_killed=True) from error
             self._is_ready = True
 
-    def has_begun(self, deadline: float) -> None:
+    def receive_start(self, deadline: float) -> None:
         """Take the answers that come before any job."""
         self.receive(deadline)
 

@@ -68,9 +68,9 @@ class WriterProcess(HelperProcess):
         super().__init__(start, max_answer_bytes=MAX_FRAME_BYTES)
         self.send(msgspec.msgpack.encode(begin), time.monotonic() + START_S)
 
-    def has_begun(self, deadline: float) -> None:
+    def receive_start(self, deadline: float) -> None:
         """Wait for its imports, and for the vocabulary, for which no rule is to blame."""
-        super().has_begun(deadline)
+        super().receive_start(deadline)
         self.receive(deadline)
 
 

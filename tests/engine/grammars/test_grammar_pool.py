@@ -346,7 +346,7 @@ def refused(_begin):
 class Slow(WriterProcess):
     """Takes longer to start than it may."""
 
-    def has_begun(self, _deadline):
+    def receive_start(self, _deadline):
         raise TooLateError
 
 

@@ -143,7 +143,6 @@ class _Rendering:
 
     def held(self) -> tuple[Any, Any]:
         """Send the job; return its answer and that to its branches, which may be empty."""
-        self.process.await_start()
         require_caller()
         deadline = time.monotonic() + self._seconds
         self.owed = self._answers
