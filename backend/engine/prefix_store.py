@@ -335,7 +335,7 @@ class PrefixStore:
         self.store.expect(request_id, is_again=is_again)
 
     def record(self, row: Row) -> None:
-        """Count a row with its first token: its prompt, and what was restored of it."""
+        """Count a row with its first token: its prompt, and the restored part of it."""
         if self._is_on:
             prompt_tokens = len(row.request.prompt.token_ids)
             self.store.record(prompt_tokens, row.cached_tokens, row.hit_kind)

@@ -191,7 +191,7 @@ def require_generation(call: GenerationCall, model: ServedModel) -> None:
 def require_ids(field: str, token_ids: Sequence[int], model: ServedModel) -> None:
     """Refuse token ids outside the vocabulary, those of texts too.
 
-    A tokenizer may know tokens that the model lacks; MLX reads what lies after its weights then.
+    A tokenizer may know tokens that the model lacks; MLX then reads memory after its weights.
     """
     limit = model.card.vocab_size
     if not token_ids or 0 <= min(token_ids) <= max(token_ids) < limit:

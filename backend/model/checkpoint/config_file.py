@@ -69,7 +69,7 @@ def require_regular(path: Path) -> int:
         if stat.S_ISREG(status.st_mode):
             path.open("rb").close()
     except OSError as error:
-        # A hub's cache has links to what is still to be downloaded.
+        # A hub's cache has links to files that are still to be downloaded.
         raise LoadError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise LoadError(f"{path} is not a regular file")

@@ -250,7 +250,7 @@ def drop_thoughts(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def with_empty_thoughts(turns: Sequence[Turn]) -> list[Turn]:
-    """Begin what assistants said with an empty thought: some templates cut it off unasked."""
+    """Begin texts of assistants with an empty thought: some templates cut it off unasked."""
     return [
         {**turn, "content": joined(f"{THINK.start}{THINK.end}", turn["content"], "")}
         if turn["role"] == "assistant" and turn["content"]

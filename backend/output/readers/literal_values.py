@@ -138,7 +138,7 @@ _SIGN = re.compile(r"""[^\s,()\[\]{}'"]|(?<=\w)'(?=\w)""")
 _NEXT_WORD = re.compile(
     r"""[^\S\n]+(?:(?![-+*/%]\s)[^\s,()\[\]{}='"#]+(?P<after>[^\S\n]*+[^\s]|\n)?)?"""
 )
-# What may be the next argument.
+# Perhaps the next argument.
 _BEFORE_NEXT = re.compile(r",|[^\S\n]+[^\W\d]\w*+[^\S\n]*+=")
 # A part of it in brackets or, after a space or a sign, in quotes.
 _AFTER_SIGN = Piece(r"(?<=[\s=:+])", "")

@@ -61,7 +61,7 @@ _SPACE_OR_CLOSING = " \t\n\r)]}"
 _MAX_DEPTH = 64
 
 
-# What models write in place of an empty object.
+# Models write these in place of an empty object.
 NULLS = ("null", "None")
 NO_ARGUMENTS = (*NULLS, "[]")
 

@@ -194,7 +194,7 @@ class _Contrary:
         return with_open_conditions(part, self.find, self.around)
 
     def _with_required(self, when: AnySchema) -> AnySchema:
-        """Return a condition with what is required in any case: it excludes more of the others."""
+        """Return a condition with names required in any case: it excludes more of the others."""
         if not isinstance(when, Mapping) or self._types() != {"object"}:
             return when
         names = when.get("properties")
@@ -322,7 +322,7 @@ def _keys(values: Sequence[Any]) -> set[Any]:
 
 
 def _key(value: Any) -> Any:  # noqa: ANN401 (of JSON)
-    """Return what only the same value of JSON has: in Python, true is 1."""
+    """Return the same only for equal values of JSON: in Python, true is 1."""
     return repr(value) if isinstance(value, bool | dict | list) else ("", value)
 
 
