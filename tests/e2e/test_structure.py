@@ -400,7 +400,7 @@ async def test_an_argument_is_not_lost_because_of_its_place_in_the_schema(tiny_m
     tools = [{"type": "function", "function": {"name": "read", "parameters": parameters}}]
     options = [f"tool_parser!:{parser}", "reasoning_parser:none"]
     async with served(tiny_models("qwen3"), Options=options) as backend:
-        replies = await with_one_call(backend.stub, ["required"] * 12, tools=tools, Tokens=200)
+        replies = await with_one_call(backend.stub, ["required"] * 32, tools=tools, Tokens=200)
     whole = [call for reply in replies if reply.last.tokens < 200 for call in reply.calls.values()]
     assert len(whole) > 6
     written = [json.loads(call["arguments"]) for call in whole]

@@ -343,29 +343,28 @@ def _regular_size(path: Path) -> int | None:
 
 
 def _require_parsable(path: Path, *, is_vocabulary: bool) -> None:
-    """Refuse JSON of too many values, and if it is small, of too many levels.
+    """Refuse JSON of too many values, and if it is small, as `_require_sane_value` does.
 
-    What is no JSON is for its reader to refuse.
+    Any other text is for its reader to refuse.
     """
     try:
         text = path.read_bytes() if is_vocabulary else of_few_values(path.read_bytes())
     except (OSError, ValueError) as error:
         raise LoadError(f"{path} cannot be read: {error}") from error
     if len(text) <= _PARSED_BYTES:
-        _require_shallow(path, text)
+        _require_sane_value(path, text)
 
 
-def _require_shallow(path: Path, text: bytes) -> None:
+def _require_sane_value(path: Path, text: bytes) -> None:
+    """Refuse JSON of too many levels, and any value but an object where readers expect that."""
     is_object = path.name in _OBJECTS
     try:
         level = [json.loads(text.decode() if is_object else text)]
     except RecursionError:
         raise _too_deep(path) from None
-    except UnicodeDecodeError as error:
-        if is_object:
+    except ValueError as error:
+        if is_object and isinstance(error, UnicodeDecodeError):
             raise LoadError(f"{path} cannot be read: {error}") from None
-        return
-    except ValueError:
         return
     if is_object and not isinstance(level[0], dict):
         raise LoadError(f"{path} is not a JSON object")

@@ -62,7 +62,8 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path):
 @pytest.mark.parametrize("brackets", ["[]", ('{"a":', "}")])
 def test_nested_json_is_refused(tmp_path, depth, brackets):
     begin, end = brackets
-    (tmp_path / "tokenizer_config.json").write_text(begin * depth + "1" + end * depth)
+    nested = begin * depth + "1" + end * depth
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"a":{nested}}}')
     with pytest.raises(LoadError, match=r"tokenizer_config\.json is nested more than 100 levels"):
         require_sound(tmp_path)
 
