@@ -1,3 +1,3 @@
-"""A gRPC model backend for MLX: text and vision models behind one continuous batch."""
+"""A gRPC model backend for MLX: text and vision models in one continuous batch."""
 
 __version__ = "0.1.0"

@@ -57,7 +57,7 @@ DESCRIPTION = (
 OPTIONS = ("--addr", "--model", "--metrics-addr", "--dashboard", "--help")
 # A directory for the ledger of the machine's memory.
 LEDGER_VARIABLE = "MLX_BACKEND_LEDGER"
-# The file of what loads find of models, or 0 for none.
+# The file of findings of models, or 0 for none.
 FINDINGS_VARIABLE = "MLX_BACKEND_FINDINGS"
 FINDINGS_NAME = "findings.json"
 FALSE_WORDS = frozenset({"false", "0", "no", "off"})
@@ -229,7 +229,7 @@ def _page_served(config: ServerConfig, engine: "Engine[ServedModel]") -> Iterato
 
 
 def _listening(option: str, create: Callable[[], Listener]) -> Listener:
-    """Return what listens at the address of an option."""
+    """Return the server that listens at the address of an option."""
     try:
         return create()
     except AddressError as error:
@@ -343,7 +343,7 @@ def memory_ledger(environment: Mapping[str, str]) -> Path:
 
 
 def findings_file(environment: Mapping[str, str]) -> Path | None:
-    """Return the file of what loads find of models; `None` for none."""
+    """Return the file of findings of models; `None` for none."""
     if environment.get(FINDINGS_VARIABLE, "").lower() in FALSE_WORDS:
         return None
     told = _told_path(environment, FINDINGS_VARIABLE)

@@ -147,7 +147,7 @@ def refuse(server: "Channel", error: BackendError) -> NoReturn:
 def _import_mlx_lm() -> None:
     """Import mlx-lm before any module that does so without keeping the limits of this process.
 
-    What is imported next finds the classes of transformers in their index.
+    Modules imported afterwards find the classes of transformers in their index.
     """
     from backend.model.checkpoint.upstream import import_mlx_lm, index_transformers
 

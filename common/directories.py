@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def state_directory(
     environment: Mapping[str, str], platform: str = sys.platform, home: Path | None = None
 ) -> Path:
-    """Return where this user's backends keep what outlives them; not created.
+    """Return the directory for files that outlive this user's backends; not created.
 
     Never a temporary or a runtime directory: hosts give each process its own, and remove it.
 
@@ -174,8 +174,8 @@ def temporary_directory(state: Path, room_bytes: int = KERNELS_BYTES) -> Path:
     umask of 0, or in a directory of everybody's, another user could exchange them.
 
     Args:
-        state: Where this user's backends keep what outlives them; kernels then serve later loads.
-        room_bytes: What must be free there.
+        state: The result of `state_directory`; kernels kept there serve later loads.
+        room_bytes: The bytes that must be free there.
 
     Returns:
         A directory below it. If that is impossible, a new one, removed when this process exits.

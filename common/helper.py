@@ -1,4 +1,4 @@
-"""A child process for what might never end: it takes jobs from a socket, and can be killed.
+"""A child process for work that might never end: it takes jobs from a socket, and can be killed.
 
 An ended process raises `ProcessEndedError`, and one that is late `TooLateError`. A `HelperPool`
 keeps some of them: few jobs wait for a start.
@@ -284,7 +284,7 @@ class HelperPool(Generic[_ProcessT]):
             retries_ended: Whether a job gets a fresh process after any end, for which other jobs
                 may be the reason, and not only if somebody else killed the process.
             replaces_idle: Whether another process takes the place of an idle one that has ended,
-                before a job needs it. What starts it is kept as long as the process lives.
+                before a job needs it. The `start` of a job is kept as long as its process lives.
         """
         self.idle: list[_ProcessT] = []
         self._count = count

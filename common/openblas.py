@@ -121,7 +121,7 @@ def set_threads(count: int) -> None:
 
 
 def kernel_name() -> str:
-    """Return what OpenBLAS calls the kernels of this process's products; empty without it."""
+    """Return OpenBLAS's name of the kernels of this process's products; empty without it."""
     return _kernel_name(_process())
 
 

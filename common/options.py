@@ -48,7 +48,7 @@ _TRUTHS = {
     "off": False,
     "0": False,
 }
-# What a float holds exactly: other programs and waiting times take no more.
+# Floats hold integers exactly up to this one: other programs and waiting times take no more.
 _MAX_INTEGER = 2**53
 _EXPECTATIONS: dict[type, str] = {
     bool: "true or false",

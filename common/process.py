@@ -73,7 +73,7 @@ def _is_secret(name: str, value: str) -> bool:
 def withhold_secrets(environment: MutableMapping[str, str]) -> Mapping[str, str]:
     """Remove the variables that are secrets, and return them.
 
-    What this process starts afterwards inherits none of them.
+    Processes that this one starts afterwards inherit none of them.
     """
     names = [name for name, value in environment.items() if _is_secret(name, value)]
     return {name: environment.pop(name) for name in names}
@@ -94,7 +94,7 @@ _STANDARD_ERROR = 2
 def keep_standard_descriptors() -> None:
     """Open the null device for standard input, output and errors, where they are closed.
 
-    A socket would take the number, and get what libraries print.
+    A socket would take the number, and get the output of libraries.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(descriptor, True)  # noqa: FBT003 (its own form)
@@ -126,8 +126,8 @@ class StopRequest:
         """Create it on the running event loop.
 
         Args:
-            twin_s: Signals within this time are one: a wrapper passes on what a terminal or a
-                service manager has sent to the whole group.
+            twin_s: Signals within this time are one: a wrapper passes on the one that a terminal
+                or a service manager has sent to the whole group.
         """
         self._requested = asyncio.Event()
         self._heard: list[signal.Signals] = []

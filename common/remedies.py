@@ -88,7 +88,7 @@ def mlx_extra() -> str:
 
 
 def source_of(ours: Distribution) -> str | None:
-    """Return what a tool installs this project from again; `None` for a checkout."""
+    """Return the source from which a tool installs this project again; `None` for a checkout."""
     text = ours.read_text("direct_url.json")
     if not text:
         return DISTRIBUTION
@@ -105,7 +105,7 @@ def source_of(ours: Distribution) -> str | None:
 def command_of(ours: Distribution, source: str, extras: tuple[str, ...]) -> str:
     """Return the command that installs a source with extras."""
     if is_uv_tool():
-        # It makes the environment anew: what is there must be named again.
+        # It makes the environment anew: the present extras must be named again.
         extras = (*extras, *(extra for extra in present_extras(ours) if extra not in extras))
     project, at, place = source.partition(" @ ")
     chosen = f"[{','.join(extras)}]" if extras else ""
@@ -146,7 +146,7 @@ def _has(requirement: Requirement) -> bool:
 
 
 def _installer(ours: Distribution) -> str:
-    """Return the tool that installed this project, ready for what to install."""
+    """Return the command of the tool that installed this project, without a package."""
     return "uv tool install --force" if is_uv_tool() else _adder(ours)
 
 

@@ -93,7 +93,7 @@ def surround(
 
 
 def _shape(handler: Handler) -> tuple[Any, Any, Any]:
-    """Return what makes such a handler, its behaviour, and what surrounds that."""
+    """Return the maker of such a handler, its behaviour, and the wrapper of the behaviour."""
     if handler.request_streaming:
         return grpc.stream_stream_rpc_method_handler, handler.stream_stream, _stream_surrounded
     if handler.response_streaming:

@@ -22,7 +22,7 @@ SUMS = "SHA256SUMS"
 
 
 class ReleaseError(Exception):
-    """Something of the release is missing; the message says what makes it."""
+    """A part of the release is missing; the message says how to make it."""
 
 
 def notes(changelog: str, version: str) -> str:
@@ -41,7 +41,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def gather(release: Path, version: str, *, dist: Path, package: Path) -> list[Path]:
-    """Copy what was built, and return the files.
+    """Copy the built parts, and return the files.
 
     Args:
         release: Made anew.
@@ -76,7 +76,7 @@ def sums(files: list[Path]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Gather the release of this checkout, or say what is missing."""
+    """Gather the release of this checkout, or name the missing part."""
     try:
         text = notes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__)
         files = gather(RELEASE, __version__, dist=ROOT / "dist", package=PACKAGE)

@@ -63,7 +63,7 @@ _PRIVACY: Mapping[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 0,
 }
-# What a step between labels adds.
+# The number that a step between labels adds.
 _BIASES = {
     "background_stay": -0.5,
     "background_to_start": 0.25,

@@ -24,8 +24,8 @@ from backend.model.checkpoint.upstream import INDEX_NAME, index_transformers
 from common.directories import NAME
 from scripts.faulty_rank import FAULTY_BOOT, VARIABLE
 
-# The same examples every time, however slow the machine is; half of what is usual, since the first
-# find most, and all are run at each change.
+# The same examples every time, however slow the machine is; half of the usual number, since the
+# first find most, and all are run at each change.
 settings.register_profile(
     "suite",
     deadline=None,
@@ -45,7 +45,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make test-thorough` run what `make test` leaves out."""
+    """Let `make test-thorough` run the cases that `make test` leaves out."""
     parser.addoption("--thorough", action="store_true", help="run all cases of tests of `one_in`")
 
 
@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left_out]
 
 
-# What earlier runs have compiled, and found in transformers.
+# Code that earlier runs have compiled, and their index of transformers.
 _KEPT = Path(tempfile.gettempdir(), "mlx")
 
 # Jobs have the lowest priority: beside tests of a usual one they get a hundredth of a core.
@@ -98,7 +98,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave the tests themselves and mlx-lm out of what is collected at each load."""
+    """Leave the tests themselves and mlx-lm out of the garbage collection at each load."""
     if any(item.get_closest_marker("mlx") for item in session.items):
         importlib.import_module("backend.model.checkpoint.upstream").import_mlx_lm()
         # Sessions here compute as those of engine processes do.
@@ -120,7 +120,7 @@ def nursery(
     """Engines that need not import anything, unless a test starts a backend of its own."""
     at_once = len(request.session.items) >= MANY_TESTS
     with forked_engines(at_once=at_once) as nursery, pytest.MonkeyPatch.context() as patch:
-        # Later engines of the run take over what earlier ones found of models.
+        # Later engines of the run take over the findings of earlier ones.
         file = shared_directory / "findings.json"
         patch.setenv("MLX_BACKEND_FINDINGS", str(file))
         patch.setattr(engine, "FindingsStore", partial(_kept_findings, file))

@@ -152,7 +152,7 @@ def test_a_row_changes_by_its_own_verbs_alone():
 
 
 def test_calls_end_with_an_error_in_one_place():
-    """There the message is cut to what fits gRPC's trailers."""
+    """There the message is cut to fit gRPC's trailers."""
     ending = {
         path.relative_to(ROOT).as_posix()
         for path in SOURCES

@@ -103,7 +103,7 @@ def missing_lines(written, real):
 
 
 def differences(example, written, real):
-    """Return where answers lack what is written; a stream may be cut in other places."""
+    """Return where answers lack written values; a stream may be cut in other places."""
     method = METHODS.get(example.method)
     if method is not None and method.server_streaming:
         return [] if text_of(real) == text_of(written) else [text_of(real)]
@@ -117,7 +117,7 @@ def text_of(replies):
 
 
 def run(example, address):
-    """Run a call as a person would, and return what is printed."""
+    """Run a call as a person would, and return the printed text."""
     done = subprocess.run(
         ["/bin/sh", "-c", example.command.replace(ADDRESS, address)],
         cwd=ROOT,
@@ -130,7 +130,7 @@ def run(example, address):
 
 
 def differing(written, real, place):
-    """Yield where an answer lacks what is written: keys, texts, and figures that do not vary."""
+    """Yield where an answer lacks a written key or text, or a written figure that does not vary."""
     match written:
         case dict():
             for key, value in written.items():

@@ -1,4 +1,4 @@
-"""What `docs/start/localai.md` tells users to write is what the backend reads.
+"""The backend reads the settings that `docs/start/localai.md` tells users to write.
 
 With `LOCALAI=/path/to/local-ai` in the environment its first section is run.
 """

@@ -1,4 +1,4 @@
-"""The plots of the documentation show what stands in the report that lies beside them."""
+"""The plots of the documentation show the figures of the report that lies beside them."""
 
 import json
 import re

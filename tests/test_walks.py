@@ -19,7 +19,7 @@ from backend.pb import backend_pb2 as pb
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "backend" / "demo" / "model"
 PAGE = ROOT / "docs" / "internals" / "architecture.md"
-# The first ones prefill, and learn what passes cost.
+# The first ones prefill, and learn the costs of passes.
 TURNS, SKIPPED_TURNS = 240, 60
 # Of one token each: while the server is slower than the engine, tokens share a reply.
 REPLIES, SKIPPED_REPLIES = 40, 10
@@ -30,7 +30,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    """What a stream has the engine write and the server, by the variable that asks for it."""
+    """The traces of engine and server for a stream, by the variable that asks for each."""
     folder = tmp_path_factory.mktemp("traced")
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent / "support" / "traced")])
     files = {WANTED: folder / "turns", WANTED_REPLIES: folder / "replies"}

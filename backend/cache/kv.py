@@ -20,7 +20,7 @@ MAX_NODE_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What arrays take of a device: it limits their bytes, and Metal their number too."""
+    """The size of arrays: a device limits their bytes, and Metal their number too."""
 
     nbytes: int = 0
     arrays: float = 0

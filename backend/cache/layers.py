@@ -181,7 +181,7 @@ class CounterLayer:
 
 @dataclass(frozen=True, slots=True)
 class DerivedLayer:
-    """What the network makes anew from its other caches, which is not stored."""
+    """A cache that is not stored: the network makes it anew from its other caches."""
 
 
 LayerKind: TypeAlias = (
@@ -268,7 +268,7 @@ class CacheClass:
 
 
 def class_of(cache: UpstreamCache) -> CacheClass:
-    """Return what is known of a cache's class; of an unknown one, that nothing can be done."""
+    """Return the abilities of a cache's class; an unknown class has none."""
     if isinstance(cache, RowKV):
         return _ROW
     kind = type(cache)

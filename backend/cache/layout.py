@@ -1,4 +1,4 @@
-"""The structure of a network's caches over all layers: what a prefix is cut into and made from."""
+"""The structure of a network's caches over all layers: it cuts and restores prefixes."""
 
 import logging
 from collections.abc import Iterator, Sequence

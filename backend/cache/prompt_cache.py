@@ -36,7 +36,7 @@ from backend.core.prefix_listing import (
 from backend.core.prompt import Place
 
 MAX_KNOWN = 256
-# What is told of a prefix at most.
+# The most tokens that are told of a prefix.
 HEAD_TOKENS = 32
 _TOLD = 10
 _DIGEST_BYTES = 16
@@ -48,7 +48,7 @@ Worths: TypeAlias = dict[SegmentNode, float]
 
 
 class Books:
-    """Counts lookups, evictions and what was computed again; belongs to the thread of its cache."""
+    """Counts lookups, evictions and tokens computed again; belongs to the thread of its cache."""
 
     def __init__(self) -> None:
         self._counts = Counts()
@@ -57,7 +57,7 @@ class Books:
         self._asked: dict[str, int] = {}
 
     def note_prompt(self, owner: str, key: TokenKey, found: Match[Segment], length: int) -> None:
-        """Count, once for each owner, what it computes though it was stored.
+        """Count, once for each owner, the tokens that it computes though they were stored.
 
         Args:
             owner: Who looks a prompt up; known until `forget`.
@@ -70,7 +70,7 @@ class Books:
         self._counts.add("prompt_cache.stateless_tokens", lost)
 
     def forget(self, owner: str, end: SegmentNode | None) -> None:
-        """Count what an owner has taken up, now that it was divided where the owner left it.
+        """Count the nodes that an owner has reused, now that they were divided where it left them.
 
         Args:
             owner: Its next prompt is counted anew.
@@ -107,7 +107,7 @@ class Books:
     def listing(
         self, nodes: NodeStore, request: ListingRequest, *, has_disk: bool
     ) -> PromptCacheListing:
-        """Return the nodes as `list_prefixes` does, and what was computed again."""
+        """Return the nodes as `list_prefixes` does, and the prefixes computed again."""
         return PromptCacheListing(
             prefixes=list_prefixes(nodes, request, has_disk=has_disk),
             spans=self._reuse.spans(),
@@ -148,7 +148,7 @@ class EvictedPrefixes:
             del self._known[next(unwanted, next(iter(self._known)))]
 
     def note_prompt(self, key: TokenKey, stored: int) -> None:
-        """Count what a prompt has of evicted prefixes; its first `stored` tokens are there."""
+        """Count a prompt's tokens of evicted prefixes; its first `stored` tokens are there."""
         gone = [each for each in self._known.items() if each[1].is_gone and each[1].end <= len(key)]
         hasher, hashed = blake2b(digest_size=_DIGEST_BYTES), 0
         for digest, prefix in sorted(gone, key=lambda each: each[1].end):
@@ -188,7 +188,7 @@ class ReuseHistory:
         self._spans: deque[tuple[int, ReuseSpan]] = deque(maxlen=MAX_SPANS)
 
     def record(self, tokens: int, hit_tokens: int) -> None:
-        """Count a prompt and what of it was restored."""
+        """Count the tokens of a prompt, and those that were restored."""
         number = int(self._clock() // SPAN_S)
         known = self._spans and self._spans[-1][0] == number
         _, span = self._spans.pop() if known else (number, ReuseSpan())

@@ -121,7 +121,7 @@ def explained(error: CallError, way_out: str = "") -> str:
 
 
 def asked(address: str, token: str, work: Callable[["BackendClient"], Awaitable[Found]]) -> Found:
-    """Return what some work with a client finds out, on an event loop of its own.
+    """Return the result of some work with a client, on an event loop of its own.
 
     Raises:
         click.ClickException: A call failed.

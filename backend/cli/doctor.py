@@ -248,7 +248,7 @@ def check_address(address: str) -> Iterator[Finding]:
 
 
 async def _backend_at(address: str) -> str:
-    """Return what is known of a backend that listens there; empty if there is none."""
+    """Return a description of the backend that listens there; empty if there is none."""
     async with BackendClient(_reachable(address)) as client:
         try:
             model = (await inspect(client)).report.model.name
@@ -398,7 +398,7 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-# The backend first, then the libraries whose versions decide what works.
+# The backend first, then the libraries whose versions decide which models and features work.
 _PACKAGES = ("mlx-grpc-backend", "mlx", "mlx-lm", "mlx-vlm", "transformers", "grpcio")
 
 

@@ -149,7 +149,7 @@ _WAYS = "Ctrl-C stops it, --model loads a model"
 
 
 class _Serve(click.Command):
-    """Says what a person probably meant who writes another server's options, or a word."""
+    """Suggests the right option to a person who writes that of another server."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         try:

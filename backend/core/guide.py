@@ -99,7 +99,7 @@ class ReplyRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """What guides a reply: a rule, or a thinking budget, or both.
+    """The guide of a reply: a rule, or a thinking budget, or both.
 
     Attributes:
         is_told: Whether the log may quote the rule.

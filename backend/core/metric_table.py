@@ -148,7 +148,7 @@ METRICS = {
 
 
 class Counts:
-    """What one part of the engine counts; belongs to one thread.
+    """The counts of one part of the engine; belongs to one thread.
 
     Attributes:
         values: By key; all keys, from 0 on.

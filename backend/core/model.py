@@ -20,7 +20,7 @@ class ModelKind(Enum):
 
     @property
     def nature(self) -> str:
-        """Its name with an article, and what it does: for errors."""
+        """Its name with an article, and its purpose: for errors."""
         return _NATURES[self]
 
 

@@ -95,7 +95,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
-    """What the engine needs to know of a call: travels unchanged from the parser to the row.
+    """The engine's part of a call: travels unchanged from the parser to the row.
 
     A new field is parsed in `rpc/parsing/generation_fields` and used where a row is: nothing
     copies fields.

@@ -116,7 +116,7 @@ class PlacedToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathBiases:
-    """What each kind of step between BIOES labels adds to the log-probability of a path."""
+    """The addend of each kind of step between BIOES labels in the log-probability of a path."""
 
     background_stay: float = 0.0
     background_to_start: float = 0.0

@@ -1,4 +1,4 @@
-"""What a request yields: steps of the engine, and the deltas that are made of them."""
+"""The results of a request: steps of the engine, and the deltas that are made of them."""
 
 from enum import Enum
 from typing import TypeAlias

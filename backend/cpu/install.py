@@ -73,7 +73,7 @@ def _threshold(row: tuple[_Numbers, np.float32]) -> np.float32:
     logits, top_p = row
     weights = np.exp(logits - logits.max())
     total = weights.sum()
-    # All that weigh less than this are together lighter than what top-p leaves out.
+    # All that weigh less than this are together lighter than the share that top-p leaves out.
     least = min((1 - top_p) * total / len(logits), np.float32(1))
     likely = np.sort(logits[~(weights < least)])[::-1]
     weights = np.exp(likely - likely[0])

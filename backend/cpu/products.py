@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class ThreadChoice:
-    """The number of threads, as a policy: told the time of steps, it says what to use next.
+    """The number of threads, as a policy: told the time of steps, it chooses the next number.
 
     Attributes:
         count: For the next step.
@@ -210,7 +210,7 @@ def prepare_products(
         network: A network whose weights may still be lazy.
         keeps_type: Whether weights keep their type. Otherwise they become float32 if there are
             enough of them to notice, and few enough for the memory.
-        least_bytes: What is enough to notice; `None` is that in steps of single tokens.
+        least_bytes: The size that is enough to notice; `None` is that in steps of single tokens.
         dequantises: Whether that goes for quantised weights too, and not only for their scales.
         has_gradients: Whether the network is to be trained.
     """
@@ -220,9 +220,9 @@ def prepare_products(
     is_large = _size(network) >= enough
     computes = is_large and not has_gradients and kernels() is not None
     if not keeps_type and is_large:
-        # Passes of single tokens are rare where they are not what is to be noticed.
+        # Where `least_bytes` is given, passes of single tokens are rare.
         stored = _stored(network) if computes and least_bytes is None else []
-        # One line says what becomes of the weights: of quantised ones, the first.
+        # One line says how the weights are kept: of quantised ones, the first.
         if dequantises and _quantised_layers(network):
             _dequantise(network)
             _keep_beside(network, stored, DEQUANTISED_MEMORY_SHARE)

@@ -19,7 +19,7 @@ _R = TypeVar("_R")
 
 
 def product_threads() -> int:
-    """Return the number of threads for a matrix product, and thus for what is computed here."""
+    """Return the number of threads for a matrix product, and thus for the work here."""
     return openblas.threads() if openblas.has_openblas() else 1
 
 
@@ -36,7 +36,7 @@ def spread_range(
     """Compute a range of numbers, on several threads if it takes long.
 
     Args:
-        products: What each number takes, in products of two floats.
+        products: The work of each number, in products of two floats.
     """
     first, last = numbers
     if (last - first) * products < LEAST_SHARED:

@@ -165,7 +165,7 @@ def _rotate(  # noqa: PLR0913 (those of MLX)
     rows, *heads, tokens, width = inputs.shape
     # By value: some caches add to the same array.
     offsets = tuple(np.asarray(offset).reshape(-1).tolist())
-    # MLX says what is wrong with a checkpoint's numbers; the kernel would read beyond the arrays.
+    # MLX reports wrong numbers of a checkpoint; the kernel would read beyond the arrays.
     if dims % 2 or not 0 < dims <= width or len(offsets) not in (1, rows):
         return None
     table = tables.find(_Angles(dims, traditional, base, scale, offsets, tokens), freqs)

@@ -1,6 +1,6 @@
 """Attention over keys that are one array, a part of the scores at a time.
 
-Long prompts compute most of what they cost here, and so do rows that share a long prefix. NumPy
+Long prompts spend most of their time here, and so do rows that share a long prefix. NumPy
 takes a third of MLX's time for it: its exponentials use the widest registers, and products of
 blocks stay in a core's cache.
 """

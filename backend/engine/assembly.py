@@ -219,7 +219,7 @@ class _Batching:
         return at_load or (self._drafts and wants_drafter(self.options, self.model))
 
     def planning(self) -> Planning:
-        """Return the trials; the log says what they leave out."""
+        """Return the trials; the log tells the windows that they leave out."""
         spans = [n for n in self.model.card.attention_spans if n <= _LONGEST_TRIED_SPAN]
         if len(spans) < len(self.model.card.attention_spans):
             text = "windows of more than %d tokens are not tried"
@@ -233,7 +233,7 @@ class _Batching:
 def _kv_budget_bytes(
     options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None
 ) -> tuple[int, int]:
-    """Return the memory for KV caches after the weights, and what is kept free for a pass."""
+    """Return the memory for KV caches after the weights, and the bytes kept free for a pass."""
     weights = model.card.weights_bytes + (draft.model.card.weights_bytes if draft else 0)
     media = MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()

@@ -96,7 +96,7 @@ class Engine(Generic[HandleT]):
             environment: Of the engine's processes; `None` is this process's.
             memory_ledger: The directory where backends share the machine's memory; `None` does not
                 share it.
-            findings: The file of what loads find of models; `None` keeps it in memory only.
+            findings: The file of findings of models; `None` keeps them in memory only.
         """
         self._serve = serve
         self._locate = locate
@@ -379,7 +379,7 @@ class Engine(Generic[HandleT]):
     async def _load_beside(
         self, text: "asyncio.Task[TextPart]", own: ModelOptions, directory: Path
     ) -> Loaded:
-        """Have a process load a model; what is wrong with its text is told before all else.
+        """Have a process load a model; an error of its text part is raised before all others.
 
         A tokenizer that cannot be made may have its reason elsewhere: the process tells more.
         """
@@ -398,7 +398,7 @@ class Engine(Generic[HandleT]):
                 load.exception()  # Retrieved: that of the text came first.
 
     async def _come_back(self, previous: "_Served[HandleT]") -> str:
-        """Load the previous model again, if possible, and return a sentence on what is loaded."""
+        """Load the previous model again, if possible, and return a sentence on the outcome."""
         name = previous.model.card.name
         log.warning("the load has not succeeded: loading %s again", name)
         try:

@@ -60,7 +60,7 @@ class Examination:
     def begin_if_due(self, rested_s: float) -> None:
         """Begin after a request, after a rest, or when requests wait for the result.
 
-        What was found about stored prefixes may be due as well.
+        The use of stored prefixes in place may begin as well.
 
         Args:
             rested_s: For how long there has been nothing to compute, in seconds.

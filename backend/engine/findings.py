@@ -1,7 +1,7 @@
-"""What trials found of a model, as plain values, kept for its next load.
+"""The results of a model's trials, as plain values, kept for its next load.
 
-The server keeps it in memory for the next process, and in a file for its own next start. The file
-is never needed: without it, or with one that cannot be read, trials run again.
+The server keeps them in memory for the next process, and in a file for its own next start. The
+file is never needed: without it, or with one that cannot be read, trials run again.
 """
 
 import logging
@@ -37,16 +37,16 @@ class MediaFindings(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model; everything else has not been tried yet.
+    """The results of a model's trials so far; everything else has not been tried yet.
 
     Attributes:
         is_sound: It computes numbers that depend on its input.
         group_sizes: Values of its quantised KV cache that share a scale; see `CacheFactory`.
         reads_text: It reads text correctly through mlx-vlm.
-        media: What it cannot do with media.
+        media: The kinds of media that it reads wrongly.
         plan: How its rows may be batched.
         knows_drafts: The plan tells whether rows may take drafted tokens.
-        remarks: What the log said, with levels.
+        remarks: Lines of the log, with levels.
         begun: Processes that began to try the rest, and have not told an end.
     """
 
@@ -73,7 +73,7 @@ class Notebook:
     """The findings of all models, as one process knows them.
 
     Attributes:
-        tell: Called with what was found.
+        tell: Called with the findings of a model.
     """
 
     known: Mapping[str, Findings] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Page:
             log.log(level, "%s", text)
 
     def hand_over(self) -> None:
-        """Tell what is known by now."""
+        """Tell the present findings."""
         self._tell(self._key, self.findings)
 
 
@@ -191,9 +191,9 @@ class FindingsStore:
             }
 
     def write(self) -> None:
-        """Write the file, with what other servers wrote to it; an error is only logged.
+        """Write the file, with the findings of other servers in it; an error is only logged.
 
-        What a process has begun to try, and may have ended it, is not written.
+        The findings of a model with begun trials are not written: these may have ended a process.
         """
         with self._lock:
             if self._path is None or not self._is_writable:
@@ -209,7 +209,7 @@ class FindingsStore:
                 log.warning(problem, self._path, error.strerror or error)
 
     def _read(self, level: int) -> Mapping[str, Findings]:
-        """Return what the file has; nothing if it is missing, foreign or malformed."""
+        """Return the findings of the file; none if it is missing, foreign or malformed."""
         if self._path is None:
             return {}
         try:

@@ -100,12 +100,12 @@ class MemoryForecast:
 
     @property
     def resident_bytes(self) -> int:
-        """What server and engine hold after a load, before any request."""
+        """The memory that server and engine hold after a load, before any request."""
         return SERVER_BYTES + ENGINE_BYTES + self.vocabulary_bytes + self.weights_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What is left to compute with, for neither weights nor KV nor media."""
+        """The memory left to compute with, for neither weights nor KV nor media."""
         taken = self.weights_bytes + self.budget_bytes + self.media_bytes
         return max(0, self.working_set_bytes - taken)
 

@@ -199,7 +199,7 @@ class EngineLoop:
             self._answer_ended()
 
     def _work(self, pace: Pace | None) -> None:
-        """Run what is to be computed, and settle the memory that it took."""
+        """Run the work of a turn, and settle the memory that it took."""
         if self._suspects.waiting:
             self._suspects.try_next()
         else:
@@ -333,7 +333,7 @@ class EngineLoop:
         if self.background.ended:
             self._answer_ended()
 
-    # What others may ask.
+    # Queries of other parts.
 
     @property
     def is_idle(self) -> bool:

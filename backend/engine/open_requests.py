@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class OpenRequests:
-    """Brings rows into the loop, publishes their tokens, and releases what they held.
+    """Brings rows into the loop, publishes their tokens, and releases their slots and memory.
 
     Attributes:
         has_ended: Whether one has, of which no status has been sent since.

@@ -53,7 +53,7 @@ class LoopParts(Protocol):
     """The parts of a running loop, as those see them that look at several of them.
 
     Attributes:
-        memory: What rows and prefixes may take.
+        memory: The memory that rows and prefixes may take.
     """
 
     model: RunnableModel

@@ -119,7 +119,7 @@ class Prefilling:
 
     @contextmanager
     def _measured(self, rows: Sequence[Row]) -> Iterator[None]:
-        """Learn from a pass over rows what it takes besides their KV."""
+        """Learn the memory that a pass over rows takes besides their KV."""
         fed, before = sum(row.fed for row in rows), mx.get_active_memory()
         self._peak_bytes = self.peak_bytes
         mx.reset_peak_memory()

@@ -10,8 +10,8 @@ declared and not yet given, and before the end of a call that something confirms
 is the key of another argument, or the end of the call, and either counts without a quote that is
 missing; inside brackets a comma or the bracket.
 
-Readers apply the rule to text that is still growing, and look closer at what follows. Grammars
-refuse a value with a sequence in it that may end it.
+Readers apply the rule to text that is still growing, and look closer at the text after an end.
+Grammars refuse a value with a sequence in it that may end it.
 """
 
 import re
@@ -43,7 +43,7 @@ _NAME_START = Characters(r"[^\s\x1C-\x1F\x21\x2F<=>?]")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a value cannot contain, because readers could not tell it from structure.
+    """The texts that a value cannot contain, because readers could not tell them from structure.
 
     The parts of each sequence are fixed texts and `Characters`.
 
@@ -113,10 +113,10 @@ class TagEnds:
         )
 
     def limits(self, tags: Tags, opener: str, after: Template) -> Limits:
-        """Return what a value cannot contain.
+        """Return the limits of a value.
 
         Args:
-            after: What follows the arguments. If the end of a block is part of it, the end of a
+            after: The text after the arguments. If the end of a block is part of it, the end of a
                 call counts only together with that, as for readers.
         """
         if tags.mark:
@@ -151,7 +151,7 @@ class TagEnds:
         yield from (str(begin[0]) for begin in self.begins)
 
     def _call_ends(self, tags: Tags, opener: str) -> Iterator[Template]:
-        """Yield the end of a call with what confirms it."""
+        """Yield the ends of a call, each with a text that confirms it."""
         follows: tuple[Template, ...] = ((opener,), *((end,) for end in self.block_ends))
         if not _begins_call(tags, opener):
             follows = (*follows, *self.calls)
@@ -171,7 +171,7 @@ class TagEnds:
 
 
 def quote_limits(literals: Literals, reading: Reading, opener: str) -> Limits:
-    """Return what a text in the format's own quotes cannot contain, as the value of an argument."""
+    """Return the limits of a text in the format's own quotes, as the value of an argument."""
     call, call_end = split_at(literals.call, ARGUMENTS)
     assign = text_of(split_at(literals.argument, KEY)[1]).strip()
     quote, end = literals.quotes[0], text_of(call_end)
@@ -194,7 +194,7 @@ def quote_limits(literals: Literals, reading: Reading, opener: str) -> Limits:
 
 
 def bracket_limits(literals: Literals, reading: Reading, bracket: str) -> Limits:
-    """Return what a text in the format's own quotes cannot contain inside brackets."""
+    """Return the limits of a text in the format's own quotes inside brackets."""
     quote = literals.quotes[0]
     inside = tuple((quote, _GAP, text) for text in (",", bracket, reading.end))
     return Limits(inside, first=((quote,),), last=((quote,),))

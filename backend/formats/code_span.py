@@ -9,7 +9,7 @@ _MIN_FENCE = 3
 _MAX_INDENT = 3
 _MIN_INDENT_IN_LIST = 2
 _TAB = 4
-# A word or a sentence, emphasised or quoted perhaps. What glues itself to it ends the text.
+# A word or a sentence, emphasised or quoted perhaps. A marker glued to it ends the text.
 _GLUE = re.compile(r"""(?:[\w.!?…。！？:;,%)\]}]|\S[>|])[*_~"'”’»`]*\Z""")
 _GLUE_CHARS = 8
 
@@ -59,8 +59,8 @@ class CodeTracker:
         """Tell whether a marker here, after `settle`, is in code or in a quoted line.
 
         Models call right after the last word of a list's paragraph, of a quotation, or of a line
-        with a single backtick. So only a fence quotes what is glued to text, or begins a new line;
-        but after a quoted marker, the rest of its call is quoted too.
+        with a single backtick. So only a fence quotes a marker that is glued to text, or begins a
+        new line; but after a quoted marker, the rest of its call is quoted too.
         """
         if self._fence or not self.is_open or self._has_marker:
             return self.is_open

@@ -31,14 +31,14 @@ from common.directories import state_directory
 
 _LOWEST_PRIORITY = 19
 _STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What mlx-lm writes before some lines.
+# The levels that mlx-lm writes before some lines.
 _LEVELS = {"INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
 
 log = logging.getLogger("backend.jobs")
 
 
 class Printed(io.TextIOBase):
-    """What libraries print, as lines of the log: tables and bars for level `debug`."""
+    """The printed output of libraries, as lines of the log: tables and bars for level `debug`."""
 
     def __init__(self) -> None:
         self._rest = ""

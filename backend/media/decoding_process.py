@@ -1,6 +1,6 @@
 """The process that decodes media, the most complex data that callers send.
 
-`decoder_pool` starts it. What a decoder takes too much of, or breaks, ends here.
+`decoder_pool` starts it. A decoder that crashes, or takes too much time or memory, ends it alone.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Drafters that write a block of tokens in one pass: DFlash, DFlash 2, DSpark, Muse's assistant.
 
-They attend to what they have read of the hidden states of the model, and to all tokens of the
-block, of which only the first is known. mlx-vlm has their modules, with caches of rows of one
-length; their attention is replaced by one over rows of unlike lengths.
+They attend to the hidden states of the model that they have read, and to all tokens of the block,
+of which only the first is known. mlx-vlm has their modules, with caches of rows of one length;
+their attention is replaced by one over rows of unlike lengths.
 """
 
 import importlib
@@ -33,13 +33,13 @@ Pair: TypeAlias = tuple[mx.array, mx.array]
 
 _EXTRAS = "dflash_config"
 _LAYERS, _IDS = "num_target_layers", "target_layer_ids"
-# Methods of upstream that prepare what is read, where that is more than a projection and a norm.
+# Upstream's methods that prepare the states read, where that is more than a projection and a norm.
 _PREPARES = ("prepare_target_hidden", "_combine_hidden")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a layer sees of the rows: their read positions, and the tokens of the block.
+    """The read positions of the rows; a layer attends to them and to the tokens of the block.
 
     Attributes:
         pair: Of the read positions, padded on the right.
@@ -193,8 +193,8 @@ class BlockNetwork(StateReader):
 
         Args:
             tokens: [B] the latest of each row.
-            pairs: Of every layer, what has been read of each row.
-            lengths: [B] positions that have been.
+            pairs: Of every layer, the keys and values of each row's read positions.
+            lengths: [B] read positions of each row.
         """
         head = self._head
         from_first = getattr(head.config, "sample_from_anchor", False)

@@ -417,7 +417,7 @@ def attend_unplanned(
     mask: mx.array | str | None,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Return what `mx.fast.scaled_dot_product_attention` does, without a plan of cuDNN.
+    """Return the result of `mx.fast.scaled_dot_product_attention`, without a plan of cuDNN.
 
     On CUDA MLX's function makes a plan for every new pair of lengths: 40 to 60 ms on an H100, and
     630 to 740 ms with a mask that is an array. That is more than the pass of a short prompt, and

@@ -35,7 +35,7 @@ class Prepare(Protocol):
 
 
 class Threads(Protocol):
-    """Chooses the number of threads of matrix products by what steps take."""
+    """Chooses the number of threads of matrix products by the time of steps."""
 
     @property
     def wants_change(self) -> bool:

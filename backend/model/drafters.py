@@ -232,7 +232,7 @@ def build_glm5_next(directory: Path, network: Network, form: HeadWeights) -> Mtp
 
 
 class _Unmasked(nn.Module):  # type: ignore[misc]  # (MLX is untyped)
-    """A layer whose attention hides what comes later by itself."""
+    """A layer whose attention hides later tokens by itself."""
 
     def __init__(self, block: Network) -> None:
         super().__init__()

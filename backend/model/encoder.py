@@ -227,7 +227,7 @@ def load_encoder(
 
 
 def _reader(family: _Family, network: Network) -> Network:
-    """Return the network, or what runs it; parts that nothing runs are taken from it."""
+    """Return the network, or the reader that runs it; parts that nothing runs are taken from it."""
     if not family.reader:
         return network
     deciders = importlib.import_module("backend.model.deciders")

@@ -1,7 +1,7 @@
 """Mixtures whose experts stay on disk: a pass reads those it needs, and the latest stay in memory.
 
 A linear layer of all experts is replaced by one that computes expert by expert, with upstream's
-own layer, so that what it computes does not depend on which experts are in memory.
+own layer, so that its output does not depend on the experts in memory.
 """
 
 import time
@@ -74,7 +74,7 @@ class Experts:
 
     @property
     def token_bytes(self) -> int:
-        """What a token reads if no expert is in memory; known once a lazy pass has run."""
+        """The bytes that a token reads if no expert is in memory; known after a lazy pass."""
         return sum(layer.used * layer.record_bytes for layer in self.layers)
 
     @property
@@ -165,7 +165,7 @@ class Experts:
                 self._held.touch(key)
 
     def land(self) -> None:
-        """Compute what has been begun: it needs no expert any longer."""
+        """Compute the begun outputs: they need no expert any longer."""
         mx.eval(self._pending)
         self._pending.clear()
         self._in_use.clear()

@@ -287,7 +287,7 @@ def _take_out(network: Network) -> "Experts":
 
 
 def _own_folder(options: ModelOptions, directory: Path) -> Path:
-    """Return this user's folder for what belongs beside a checkpoint that nobody may change."""
+    """Return this user's folder for the experts of a checkpoint that nobody may change."""
     name = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=_NAME_BYTES).hexdigest()
     return (options.state_dir or state_directory({})) / "experts" / name
 

@@ -44,7 +44,7 @@ _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
 _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
-# What may stand between calls, and around them.
+# Characters that may stand between calls, and around them.
 _BETWEEN = " \n\t,;[]"
 _BEFORE_BODY = re.compile(rf"\A[{re.escape(_BETWEEN)}]*+(```(?:json)?[{re.escape(_BETWEEN)}]*+)?")
 # The name of a call may be a key, which has no part in the text before it.
@@ -400,7 +400,7 @@ class RepairReader:
             deltas += self._handed_out(call, is_short=self._lacks_arguments(call))
         after = raw[calls[-1].end :] if calls else raw[self._unread :]
         text = self._markup.removed(after).lstrip(_PUNCTUATION).rstrip()
-        # What follows no call is a piece of one.
+        # Text that follows no call is a piece of one.
         text = text if calls else text.rstrip(_PUNCTUATION)
         # A lone quote is that of a call in a string.
         text = "" if text in {'"', "'"} else text
@@ -414,7 +414,7 @@ class RepairReader:
         found = repaired_calls(self._format, raw, ledger, has_others=True) if is_short else []
         calls = [call for call in found if not call.is_open]
         if not calls:
-            # What looks like a call in the arguments of another tool is none.
+            # An apparent call in the arguments of another tool is none.
             text = self._text_between(raw) if self._is_after_call else raw
             return ReaderOutput(rejected=text, rest=None if is_last else rest, is_damaged=True)
         deltas: list[Delta] = []
@@ -499,7 +499,7 @@ class RepairReader:
 
 # Openers that end like this are followed by the name.
 _BEFORE_NAME = "="
-# A name and what follows it must be found within so many characters.
+# A name and the text after it must be found within so many characters.
 _MAX_CHARS = 400
 
 
@@ -631,7 +631,7 @@ class Block:
             return output
         self._repair(output.rejected + (output.rest or ""))
         again = self._reader.finish(truncated=truncated)
-        # The reader was still following the call: what it held is a piece of the arguments.
+        # The reader was still following the call: its held text is a piece of the arguments.
         rejected = "" if is_unfinished and self._context.calls.is_open else again.rejected
         return replace(again, deltas=output.deltas + again.deltas, rejected=rejected)
 

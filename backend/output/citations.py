@@ -150,7 +150,7 @@ class CitedRouter(Router):
     def _cite(self, route: Callable[[], None], *, truncated: bool | None = None) -> None:
         """Route, and drop tags; `truncated` tells how the reply ends here, `None` that it goes on.
 
-        What is shown already precedes what waits, and that the deltas with their tags.
+        Deltas already shown precede waiting text, which precedes the deltas with their tags.
         """
         route()
         while self._deltas:
@@ -161,7 +161,7 @@ class CitedRouter(Router):
         self._deltas, self._shown = self._shown, []
 
     def _switch_off(self) -> None:
-        """Treat everything held back as content to come; what waits for the end of a tag passes."""
+        """Treat everything held back as content to come; text waiting for a tag's end passes."""
         super()._switch_off()
         waiting: tuple[Delta, ...] = (
             ReasoningDelta(self._reasoning.held),

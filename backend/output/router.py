@@ -219,7 +219,7 @@ class Router:
             pass
 
     def _has_more(self, *, truncated: bool) -> bool:
-        """End what is open, and tell whether that leaves text to route."""
+        """End the open quotation or block, and tell whether that leaves text to route."""
         self._route()
         if self._quotation is not None and self._in_thought:
             self._end_draft(self._quotation, truncated=truncated)
@@ -237,7 +237,7 @@ class Router:
             is_begun_end = match in reasoning.frames and reasoning.end.startswith(match)
             if not (self._in_thought and is_begun_end):
                 self._enter(match)
-            # What follows a marker is the beginning of a longer one; but a lead may be text.
+            # The text after a marker is the beginning of a longer one; but a lead may be text.
             is_text = match in self._leads and self._block is None
             self._rest = rest if is_text or not truncated else ""
             return True
@@ -246,7 +246,7 @@ class Router:
             # Nothing but a special token begins like this, unless a sentence names it.
             rest = ""
         if truncated:
-            # What follows a stray mark is the beginning of another one, or of text around it.
+            # The text after a stray mark is the beginning of another one, or of text around it.
             rest = self._without_begun_marker(rest)
         if truncated or self._is_framed:
             self._stray.drop()
@@ -662,7 +662,7 @@ def _repetitions(opener: str, text: str) -> int:
     """Return how often a text begins with an opener, but for the last ones.
 
     A block that begins with several of them is none with fewer: reading each takes quadratic time.
-    The last ones are few, and closer to what may be a damaged call.
+    The last ones are few, and closer to a possible damaged call.
     """
     if not opener.strip() or len(text) < _NEAR_CHARS:
         return 0

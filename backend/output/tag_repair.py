@@ -450,7 +450,7 @@ _OTHER_CALL = re.compile(
 _BEGUN_OTHER_CALL = re.compile(
     r"""\{\s*(?:["'][\w.-]{0,64}(?:["']\s*(?::\s*)?)?)?|[\w.-]{1,64}|<[^<>\n]{0,200}"""
 )
-# What may end the tag, the string or the brackets around a name.
+# Characters that may end the tag, the string or the brackets around a name.
 _ENDS = r"""[>"'|)\],]*+"""
 _FENCE = r"""\s*+```(?:json)?\s*+["{]"""
 _FENCE_BEGUN = r"\s*+`{1,3}(?:j|js|jso|json)?\s*+"

@@ -180,7 +180,7 @@ _STRING = re.compile(r"""[^"'\\\n]+""")
 _CLOSERS = {"{": "}", "[": "]"}
 _VALUE = {"string": "end", "word": "word", "open": ""}
 _END = {"comma": "", "close": "end"}
-# What may come next, by what is expected, and what is expected after it.
+# The tokens that may come next, by the expected part, each with the part expected after it.
 _FOLLOWING: dict[str, dict[str, str]] = {
     "key": {"string": "colon"},
     "first key": {"string": "colon", "close": "end"},
@@ -226,7 +226,7 @@ class JsonText:
                 return
 
     def leave(self) -> None:
-        """Treat what follows as other text."""
+        """Treat the text from here on as other text."""
         self._open.clear()
         self.is_in_string = self._is_escaped = False
         self.breaks += 1

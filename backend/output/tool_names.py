@@ -1,4 +1,4 @@
-"""Tells whether a tool can be called by its name: whether a format reads what it writes."""
+"""Tells whether a tool can be called by its name: whether a format reads the call it writes."""
 
 import json
 from collections.abc import Mapping

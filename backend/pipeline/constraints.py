@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Constraints:
-    """Knows what the replies of one model can be held to; thread-safe."""
+    """Knows the possible constraints of one model's replies; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, card: ModelCard, output_format: OutputFormat) -> None:
         self._tokenizer = tokenizer
@@ -44,7 +44,7 @@ class Constraints:
     def schemas(self, tools: Iterable[Tool]) -> ToolSchemas:
         """Return the schemas of tools by name, for the readers of their arguments.
 
-        They mean what the grammar means: types are spelled as in JSON, and there is no `allOf`.
+        They have the meaning of the grammar: types are spelled as in JSON, and there is no `allOf`.
         """
         return {tool.name: self._schema(tool) for tool in tools}
 
@@ -69,7 +69,7 @@ class Constraints:
                 )
 
     def guide(self, call: GenerationCall, prompt: Prompt) -> Guide | None:
-        """Return what guides the reply, or `None` if it is free.
+        """Return the guide of the reply, or `None` if it is free.
 
         Raises:
             GrammarError: A requirement cannot be enforced for this model.

@@ -79,7 +79,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The probabilities of labels, of a statement of `STATEMENT`, and what else is known."""
+    """The probabilities of labels, of a statement of `STATEMENT`, and metadata of the answer."""
 
     probabilities: Sequence[float]
     metadata: dict[str, JsonValue] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Form(ABC):
 
     @abstractmethod
     def request(self, question: Question) -> Request:
-        """Return what the engine computes; an error names the field that does not fit."""
+        """Return the request to the engine; an error names the field that does not fit."""
 
     @abstractmethod
     def read(self, question: Question, result: Decision | Scores) -> Reading:
@@ -128,7 +128,7 @@ def _require_room(
     Args:
         most: Of an option, with its mark.
         budget: Of all options and the question.
-        least: Of these, what is left for the question.
+        least: Of these, the minimum for the question.
     """
     for i, option in enumerate(options):
         if len(option) > most:

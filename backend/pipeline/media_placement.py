@@ -141,7 +141,7 @@ def _own_name(message: Message, media: Queues, used: Counts, counts: Counts) -> 
 
 
 def _name(said: bytes, media: Queues, used: Counts) -> bytes:
-    """Return a digest of what was said and of so many media."""
+    """Return a digest of texts, given by their own digest, and of so many media."""
     digest = hashlib.sha256(said)
     for kind, queue in media.items():
         digest.update(f"{kind.value} {used[kind]}".encode())

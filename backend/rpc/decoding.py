@@ -282,7 +282,7 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):
 def decode_inline(
     deserialize: Deserializer, request_type: Descriptor, data: bytes
 ) -> Message | Undecoded:
-    """Return a message of few fields; of another, what decodes or explains it on a thread."""
+    """Return a message of few fields; for another, a stand-in to decode or explain on a thread."""
     enter_request(len(data))
     if _has_few_fields(data, request_type):
         with suppress(DecodeError):

@@ -212,7 +212,7 @@ class BackendServicer(JobServicer, backend_pb2_grpc.BackendServicer):
 
     @contextmanager
     def _clearing_up(self) -> Iterator[None]:
-        """Give back the memory of a model that has gone, and what a load leaves behind."""
+        """Give back the memory of a model that has gone, and the free memory that a load leaves."""
         before = self._engine.model
         try:
             yield

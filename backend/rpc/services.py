@@ -108,7 +108,7 @@ async def inspect_prompt_cache(
 
 
 class Services:
-    """What a server offers once it has an engine."""
+    """The services of a server that has an engine."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ async def measure(settings: Settings) -> list[Figure]:
 def steps_of(
     model: BenchModel, mixes: Mapping[str, Mix], runs: int, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return `bytes_per_token`, and of each mix and side what it took in each run."""
+    """Return `bytes_per_token`, and the times of each run by mix and side."""
     found: dict[str, Any] = {"mixes": {name: {side: [] for side in SIDES} for name in mixes}}
     for side in SIDES * runs:
         question = {"directory": str(model.directory), "mixes": mixes, "side": side}

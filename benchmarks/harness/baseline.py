@@ -50,7 +50,7 @@ class Baseline:
         Raises:
             BaselineError: The process is gone.
         """
-        _ = self.threads  # what it says first
+        _ = self.threads  # its first answer
         if (stdin := self._process.stdin) is None:
             raise BaselineError("the raw process has no pipes")
         stdin.write(workload.to_json() + "\n")

@@ -115,7 +115,7 @@ def _build_for_gpu(model: GpuModel) -> None:
 
 
 def _empty(model: BenchModel | GpuModel) -> Path:
-    """Return a directory to build a model in, without what an earlier attempt left."""
+    """Return the directory to build a model in, after removing that of an earlier attempt."""
     part = model.directory.with_suffix(".part")
     for directory in (part, part.with_suffix(".draft")):
         shutil.rmtree(directory, ignore_errors=True)

@@ -77,7 +77,7 @@ class Served:
                 ModelFile=str(model.directory),
                 MaxModelLen=MAX_MODEL_LEN,
                 DType=dtype,
-                # What is measured is a server that knows its model.
+                # The measured server is one that knows its model.
                 Options=["check_at_load:true", *options],
             )
         )

@@ -49,7 +49,7 @@ class Timeline:
     """Arrival times of one row's tokens, in seconds, with the number of tokens so far.
 
     Attributes:
-        text: What has been said, if the client notes it.
+        text: The reply so far, if the client notes it.
     """
 
     times: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The soak's attackers: what they send and do must cost others neither replies nor time.
+"""The soak's attackers: their requests and acts must cost others neither replies nor time.
 
 Each attack is one that a caller may try, and after which the server is as before.
 """

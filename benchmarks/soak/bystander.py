@@ -123,7 +123,7 @@ async def watch_apart(address: str, seconds: float) -> Watch:
     """Watch in another process.
 
     Raises:
-        RuntimeError: A call failed; the message is the end of what the process said.
+        RuntimeError: A call failed; the message is the end of the process's error output.
     """
     command = ("-m", __spec__.name, address, str(seconds))
     pipe = asyncio.subprocess.PIPE

@@ -25,7 +25,7 @@ NAMES = (*(recipe.name for recipe in recipes.DECODERS), recipes.ENCODER)
 
 
 class Workshop:
-    """The folder of the checkpoints, of what they are made from, and of a mark for each."""
+    """The folder of the checkpoints, of the packages with their sources, and of a mark for each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -32,10 +32,10 @@ def described(
     """Return a checkpoint's JSON files by their names without suffix.
 
     Args:
-        source: What they are made from.
-        network: Of its configuration, what differs between the families.
+        source: The GGUF file that they are made from.
+        network: The entries of its configuration that differ between the families.
         tokenizer: `tokenizer.json`.
-        settings: Of `tokenizer_config.json`, what differs.
+        settings: The entries of `tokenizer_config.json` that differ.
     """
     ids = {f"{role}_token_id": source.vocabulary(f"{key}_token_id") for role, key in _ROLES.items()}
     texts = source.vocabulary("tokens")

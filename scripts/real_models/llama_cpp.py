@@ -1,7 +1,7 @@
 """Answers prompts with llama.cpp, in an environment that has it: JSON in, JSON out.
 
 With the arguments FILE, PORT and THREADS it serves a model by HTTP, as llama.cpp does by default.
-No import from this project: the reference shares nothing with what it is compared to.
+No import from this project: the reference shares nothing with the compared code.
 """
 
 import json
@@ -28,7 +28,7 @@ def start(path: str, *, embeds: bool) -> xllamacpp.Server:
 
 
 def serve(path: str, port: int, threads: int) -> None:
-    """Serve a model with eight slots until this process is killed; what is not said is default."""
+    """Serve a model with eight slots until this process is killed; other settings are default."""
     settings = xllamacpp.CommonParams()
     settings.model.path = path
     settings.port = port
@@ -49,7 +49,7 @@ def call(server: xllamacpp.Server, path: str, body: dict[str, Any]) -> dict[str,
 
 
 def ids(server: xllamacpp.Server, text: str, *, whole: bool) -> list[int]:
-    """Tokenise; `whole` adds what a prompt starts with."""
+    """Tokenise; `whole` adds the tokens that a prompt starts with."""
     body = {"content": text, "add_special": whole, "parse_special": True}
     return call(server, "/tokenize", body)["tokens"]
 

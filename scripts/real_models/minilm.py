@@ -42,7 +42,7 @@ def as_source(checkpoint: Path) -> Source:
 
 
 def _name(name: str) -> str:
-    """Return a tensor's name for llama.cpp; none for what mean pooling leaves unused."""
+    """Return a tensor's name for llama.cpp; none for one that mean pooling leaves unused."""
     group, _, rest = name.partition(".")
     part, _, kind = rest.rpartition(".")
     if group == "embeddings" and part in _EMBEDDINGS:

@@ -19,7 +19,7 @@ class PackageMissingError(Exception):
 
 
 def bring(requirements: Sequence[str], folder: Path) -> None:
-    """Install what is not yet in the folder; the environment of this Python is left as it is.
+    """Install the packages that the folder lacks; the environment of this Python is left as it is.
 
     Raises:
         PackageMissingError: With the last line that pip wrote.

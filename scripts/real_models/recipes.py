@@ -1,4 +1,4 @@
-"""What differs between the published models: packages, files, names of tensors, configuration."""
+"""Differences between the published models: packages, files, names of tensors, configuration."""
 
 import hashlib
 import shutil

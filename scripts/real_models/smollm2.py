@@ -40,7 +40,7 @@ def _renamed(source: Source, name: str, weight: np.ndarray) -> tuple[str, np.nda
 
 
 def _halves_apart(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Undo what llama.cpp does to a head: it interleaves the two halves that RoPE turns."""
+    """Separate the two halves of a head that RoPE turns, which llama.cpp interleaves."""
     pairs = weight.reshape(heads, -1, 2, weight.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(weight.shape)
 

@@ -13,7 +13,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Source:
-    """What a GGUF file holds; tensors by llama.cpp's names, with rows first."""
+    """The content of a GGUF file; tensors by llama.cpp's names, with rows first."""
 
     metadata: dict[str, Any]
     tensors: dict[str, np.ndarray]

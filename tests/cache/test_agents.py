@@ -1,4 +1,4 @@
-"""Agents at work, replayed in little room: what they compute again, beside other policies."""
+"""Replays of agents in little room: the tokens computed again, against other policies."""
 
 from itertools import count
 from random import Random

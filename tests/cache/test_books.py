@@ -1,4 +1,4 @@
-"""What is told of a prompt cache, without MLX."""
+"""Counters and listings of a prompt cache, without MLX."""
 
 import pytest
 from token_blocks import anywhere, at_snapshots, key, look, put, room_for

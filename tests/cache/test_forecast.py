@@ -1,4 +1,4 @@
-"""What the prompt cache foresees: which conversations come back, when, and where they part."""
+"""Forecasts of the prompt cache: which conversations come back, when, and where they part."""
 
 import pytest
 from token_blocks import anywhere, at_snapshots, is_stored, key, look, put, room_for, segment_of
@@ -14,7 +14,7 @@ CONVERSATIONS = [tuple(range(n, n + 10)) for n in (100, 200, 300, 400)]
 
 
 def turn(store, ids):
-    """Go on from a conversation that calls a tool every time; return what is restored of it."""
+    """Continue a conversation that calls a tool every time; return the count of restored tokens."""
     name = str(ids[0])
     hit = store.lookup(key(*ids, 0), name)
     store.record(len(ids), hit.length, hit.kind)

@@ -101,7 +101,7 @@ def restored(network, layout, segments, length, capacity=200):
 
 
 def arrays_of(*all_caches):
-    """What caches of the same kinds hold, side by side."""
+    """Return the arrays of caches of the same kinds, side by side."""
     columns = [[leaf.keys_and_values() for leaf in cache_leaves(c)] for c in all_caches]
     return [pair for leaves in zip(*columns, strict=True) for pair in zip(*leaves, strict=True)]
 

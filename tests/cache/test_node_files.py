@@ -1,4 +1,4 @@
-"""Nodes on disk: what is written comes back, and nothing else ever does."""
+"""Nodes on disk: written ones come back, and nothing else ever does."""
 
 import queue
 import random
@@ -194,7 +194,7 @@ def test_a_node_that_is_larger_than_all_files_may_be_costs_no_other_its_place(tm
 
 
 def only_state(place):
-    """The state behind the first tokens, without their keys and values."""
+    """The state after the first tokens, without their keys and values."""
     whole = segment(1, has_snapshot=True)
     return StoredNode(TokenKey.from_ids(range(place)), place, to_plain(Segment((), whole.snapshot)))
 

@@ -1,4 +1,4 @@
-"""What goes first when there is no room, and what stays."""
+"""Evictions when there is no room: which nodes and snapshots go first, and which stay."""
 
 import gc
 import weakref
@@ -119,7 +119,7 @@ THINNING = Thinning(thinned, reach_tokens=3, has_snapshots=True)
 
 
 def conversation(store, ids, turns):
-    """Store a prompt that grows by two tokens a turn, with a snapshot behind each."""
+    """Store a prompt that grows by two tokens a turn, with a snapshot after each."""
     for turn in range(turns):
         ids = (*ids, 2 * turn, 2 * turn + 1)
         assert put(store, ids, has_snapshot=True)
@@ -349,7 +349,7 @@ def test_the_snapshot_that_saves_fewest_tokens_goes_first():
 
 
 def store_once(store, ids):
-    """Store what is lacking of `ids` for somebody who is not coming back."""
+    """Store the missing part of `ids` for somebody who is not coming back."""
     store.note_once("once")
     is_there = put(store, ids, owner="once")
     store.release("once")

@@ -27,7 +27,7 @@ CUTS = st.sets(st.integers(1, 30), max_size=3)
 
 @lru_cache
 def next_token(kinds, ids):
-    """What comes behind `ids`, computed from nothing."""
+    """Return the likeliest token after `ids`, computed from the start."""
     network = ExactNetwork(*kinds)
     return feed(network, network.make_cache(), ids)
 
@@ -43,8 +43,8 @@ class PromptCacheMachine(RuleBasedStateMachine):
 
     Attributes:
         kinds: Of the network's caches.
-        thins: Whether what only cuts in the middle need is given up before nodes are.
-        prefixes: What is stored, and whether the state behind it is.
+        thins: Whether arrays for cuts in the middle alone are given up before nodes are.
+        prefixes: The stored prefixes, and whether the state after each is stored.
         lacks_windows: Whether windows have been forgotten: a shorter prefix may be taken up.
     """
 
@@ -70,7 +70,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
 
     @rule(ids=PROMPTS, cuts=CUTS, owner=OWNERS)
     def serve(self, ids, cuts, owner):
-        """Take up what is stored and compute the rest, storing it at every cut."""
+        """Take up the stored prefix and compute the rest, storing it at every cut."""
         caches, fed = self.restored(ids, owner)
         for stop in sorted({cut for cut in cuts if fed < cut < len(ids)} | {len(ids)}):
             token = feed(self.network, caches, ids[fed:stop])
@@ -139,7 +139,7 @@ class PromptCacheMachine(RuleBasedStateMachine):
         self.note_evictions()
 
     def note_evictions(self):
-        """Leave out what has been evicted."""
+        """Leave out the evicted prefixes."""
         evictions = self.store.metrics()["prompt_cache.evictions"]
         if evictions > self.evictions or self.thins:
             self.prefixes = self.prefixes_there()

@@ -49,11 +49,11 @@ class Client:
             self.hits += 1
 
     def go_on(self) -> None:
-        """Store what a row would have computed behind its path."""
+        """Store the tokens that a row would have computed after its path."""
         self.insert((*self.path, *self.ids())[:LONGEST], known=None)
 
     def store_late(self) -> None:
-        """Store behind what was perhaps never there, or is there no longer."""
+        """Store tokens after a prefix that was perhaps never there, or is there no longer."""
         ids = self.ids()
         self.insert(ids, known=self.rng.randint(0, len(ids)))
 

@@ -21,7 +21,7 @@ class CountingKey(TokenKey):
 
 
 def store(tree, *ids, sealed=False):
-    """Insert what the tree lacks of `ids`."""
+    """Insert the part of `ids` that the tree lacks."""
     key = TokenKey.from_ids(ids)
     start = tree.match(key).length
     node = tree.insert(key, start, Piece(ids[start:], sealed))
@@ -30,7 +30,7 @@ def store(tree, *ids, sealed=False):
 
 
 def matched(tree, *ids):
-    """Return the values of the match, each cut to what the match covers."""
+    """Return the values of the match, each cut to the part that the match covers."""
     match = tree.match(TokenKey.from_ids(ids))
     return [node.value.tokens[:covered] for node, covered in match.spans()]
 

@@ -1,4 +1,4 @@
-"""What the disk lacks of a prompt cache: written once, most valuable first, and never forgotten."""
+"""Parts of a prompt cache that the disk lacks: written once, the most valuable first, none lost."""
 
 import random
 
@@ -155,7 +155,7 @@ def test_however_nodes_are_divided_and_joined_each_token_and_state_is_written_on
 
 
 def put_or_read(store, shelf, ids, *, has_snapshot):
-    """Store a prefix, what is on disk of it from there."""
+    """Store a prefix; the part of it that is on disk is read from there."""
     on_disk = max((n for n in range(len(ids) + 1) if ids[:n] in shelf.tokens), default=0)
     start = store.stored(key(*ids))
     if start < on_disk:

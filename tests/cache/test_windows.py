@@ -1,4 +1,4 @@
-"""What sliding windows hold between the chunks of a prompt."""
+"""The contents of sliding windows between the chunks of a prompt."""
 
 import mlx.core as mx
 import pytest

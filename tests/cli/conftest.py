@@ -27,7 +27,7 @@ NUDGE_S = 0.05
 
 
 class Act(Enum):
-    """What a script does beside sending replies."""
+    """The acts of a script besides sending replies."""
 
     PRESS_CTRL_C = "Ctrl-C at the client, then silence"
     HANG = "silence"
@@ -44,7 +44,7 @@ Script = Sequence[pb.Reply | Refuse | Act]
 
 @dataclass
 class ScriptedBackend(backend_pb2_grpc.BackendServicer, backend_pb2_grpc.InspectorServicer):
-    """Plays a script per PredictStream, a report per Inspect, and remembers what it was asked.
+    """Plays a script per PredictStream, a report per Inspect, and remembers requests and loads.
 
     Without any reports it does not know Inspect.
     """
@@ -251,7 +251,7 @@ async def client(scripted: ScriptedBackend) -> AsyncIterator[BackendClient]:
 
 @pytest.fixture
 def console() -> Console:
-    """A console without a terminal; its file has what was printed."""
+    """A console without a terminal; its file has the printed text."""
     return Console(file=StringIO(), width=60)
 
 

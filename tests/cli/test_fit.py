@@ -23,7 +23,7 @@ from common.openblas import find_openblas
 pytestmark = pytest.mark.mlx
 
 
-# OpenBLAS would stay with this process, and change what later tests compute.
+# OpenBLAS would stay with this process, and change the results of later tests.
 ENVIRONMENT = {"COLUMNS": "100", "MLX_BACKEND_PRELOAD_BLAS": "0"}
 
 

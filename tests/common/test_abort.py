@@ -1,4 +1,4 @@
-"""What a call ends with fits the trailers of gRPC."""
+"""The message with which a call ends fits the trailers of gRPC."""
 
 import pytest
 

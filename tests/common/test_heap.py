@@ -17,7 +17,7 @@ def resident_bytes():
 
 @pytest.mark.skipif(not STATM.exists(), reason="the system does not tell")
 def test_what_was_freed_goes_back_to_the_system():
-    # Too small to be mapped one by one; what comes last keeps the heap from shrinking.
+    # Too small to be mapped one by one; the last block keeps the heap from shrinking.
     blocks = [bytearray(os.urandom(1)) * 100_000 for _ in range(3000)]
     last = bytearray(100_000)
     full = resident_bytes()

@@ -34,7 +34,7 @@ sys.stdin.readline()
 
 
 def seen(directory):
-    """Return what a member reads of the others."""
+    """Return the data of the others, as a member reads them."""
     with directory.exclusive(TIMEOUT_S):
         return sorted(directory.others().values())
 

@@ -44,7 +44,7 @@ class Log:
 
 
 @pytest.fixture
-def logged(restored, tmp_path):  # noqa: ARG001 (what comes after it)
+def logged(restored, tmp_path):  # noqa: ARG001 (it is set up first)
     log = Log(tmp_path / "log")
     yield log
     log.getvalue()

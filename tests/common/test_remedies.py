@@ -15,7 +15,7 @@ FOLDER, FILE = (urlunsplit(("https", "h", path, "", "")) for path in ("x", "x.wh
 
 
 class Installed(Distribution):
-    """What a tool has recorded of an installation."""
+    """An installation as a tool has recorded it."""
 
     def __init__(self, direct_url=None, installer="pip", metadata=""):
         self._files = {

@@ -21,7 +21,7 @@ SCALE = HEAD_WIDTH**-0.5
 
 @pytest.fixture
 def sized(monkeypatch):
-    """Sets what a module has by name."""
+    """Return a function that sets attributes of a module by name."""
 
     def change(module=whole_attention, **sizes):
         for name, value in sizes.items():

@@ -17,7 +17,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 async def shared() -> AsyncIterator[SharedServers]:
     """Serve a model as `served` does, for all tests of a module that ask for the same.
 
-    For tests that load nothing, and that neither count nor measure what a server has done.
+    For tests that load nothing, and that neither count nor measure the work of a server.
     """
     async with SharedServers() as servers:
         yield servers

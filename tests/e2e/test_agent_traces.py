@@ -31,7 +31,7 @@ WORTHWHILE_TOKENS = 64
 
 
 def turn(number, choice):
-    """Return the messages that a turn adds: the reply without its thought, and what follows."""
+    """Return the messages that a turn adds: the reply without its thought, and the next message."""
     text = f"{number} " + "bo ba du bi " * 8
     if choice == "none":
         return [{"role": "assistant", "content": text}, user(f"Next, {number}.")]

@@ -35,7 +35,7 @@ def extractor(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(extractor):
-    """What mlx-vlm finds in a text: label, bytes and probability, in order."""
+    """Return a function to mlx-vlm's entities of a text: label, bytes and probability, in order."""
     from mlx_vlm.utils import load_model
 
     network, tokenizer = load_model(extractor), AutoTokenizer.from_pretrained(extractor)

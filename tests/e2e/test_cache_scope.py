@@ -1,4 +1,4 @@
-"""Scopes of the prompt cache: nobody learns from the time to the first token what others sent."""
+"""Scopes of the prompt cache: the time to the first token tells nobody the prompts of others."""
 
 import json
 

@@ -184,7 +184,7 @@ def test_kernels_are_compiled_where_no_other_user_can_put_one(tmp_path):
         os.umask(before)
     (directory,) = map(Path, used)
     assert directory.is_relative_to(state)
-    # So is what the import of transformers looks for.
+    # So is the index that the import of transformers looks for.
     assert (state / NAME / INDEX_NAME).is_file()
     assert not list((everybodys / "mlx").iterdir())
     for each in (directory, *directory.parents[: len(directory.relative_to(tmp_path).parts) - 1]):

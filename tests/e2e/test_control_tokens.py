@@ -1,4 +1,4 @@
-"""Control tokens in what callers send: text, unless the load trusts them."""
+"""Control tokens in the data of callers: text, unless the load trusts its callers."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Messages anywhere, through the socket: what the model reads, and what the prompt cache keeps."""
+"""Messages anywhere, through the socket: the text that the model reads, and its cached part."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def on(name):
 
 
 async def read(backend, messages, **options):
-    """What the model reads of a conversation."""
+    """Return the text of a conversation that the model reads."""
     tokens = (await backend.stub.TokenizeString(chat(messages, **options))).tokens
     return (await backend.stub.Detokenize(pb.DetokenizeRequest(tokens=tokens))).content
 

@@ -26,7 +26,7 @@ UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 
 
 def hidden_states(network, directory, text):
-    """What the decoder gives for all tokens of a text in one pass: [T, D]."""
+    """Return the decoder's states of all tokens of a text, from one pass: [T, D]."""
     ids = AutoTokenizer.from_pretrained(directory)(text).input_ids
     while hasattr(network, "language_model"):
         network = network.language_model

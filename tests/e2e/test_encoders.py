@@ -58,7 +58,7 @@ def as_upstream_names_it(directory, copy):
 
 
 def hidden_states(directory, copy, texts):
-    """What mlx-vlm gives for each text by itself: [T, D]."""
+    """Return mlx-vlm's states of each text by itself: [T, D]."""
     from mlx_vlm.embedding_loader import load_embedding_model
 
     network = load_embedding_model(as_upstream_names_it(directory, copy))

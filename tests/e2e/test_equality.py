@@ -1,4 +1,4 @@
-"""A small part of `make speculation-equality`, and what it takes for a difference."""
+"""A small part of `make speculation-equality`, and its verdicts on differences."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mixtures whose experts stay on disk say through the socket what resident ones say."""
+"""Mixtures whose experts stay on disk give the replies of resident ones, through the socket."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def one_mixture(tiny_models, tmp_path):
 
 
 async def replies(backend):
-    """Return what is said alone, and then by four at once."""
+    """Return the replies to requests one by one, and then to the four at once."""
     alone = [await stream(backend.stub, request) for request in REQUESTS]
     together = await asyncio.gather(*(stream(backend.stub, request) for request in REQUESTS))
     return [reply.said for reply in (*alone, *together)]

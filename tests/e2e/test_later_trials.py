@@ -1,4 +1,4 @@
-"""What a load leaves for later: tried between requests once, and known to all later engines."""
+"""Trials that a load leaves for later: made between requests, once for all later engines."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""LoadModel and Free over the socket: what works, what is told, and what is left behind."""
+"""LoadModel and Free over the socket: good loads, refusals, reports, and the state after each."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A stream through the socket whose engine process is killed says what it would have said."""
+"""A stream through the socket whose engine process is killed goes on with the same reply."""
 
 import pytest
 from serving import goes_on_after_a_loss, served, stream, undrafted

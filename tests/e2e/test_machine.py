@@ -1,4 +1,4 @@
-"""Three backends on one machine that is too small for what each would take alone."""
+"""Three backends on one machine that is too small for the memory that each would take alone."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ def load(backend, directory):
 
 
 def require_status(backend):
-    """Compare what `Status` and `Inspect` tell of a backend that is alone."""
+    """Compare `Status` with `Inspect` for a backend that is alone."""
     parts = backend.stub.Status(pb.HealthMessage(), timeout=TIMEOUT_S).memory.breakdown
     (own,) = inspect(backend).machine.backends
     assert (own.is_own, own.held_bytes, own.budget_bytes) == (
@@ -83,7 +83,7 @@ def test_three_backends_share_a_machine_that_is_too_small_for_their_wishes(tiny_
         before = budget(first)
         assert before < wish
 
-        # More than a third of what there is: the idle ones give.
+        # More than a third of the memory: the idle ones give some of theirs.
         answers = []
         asking = threading.Thread(target=lambda: answers.append(say(third, "ba " * 300, 3000)))
         asking.start()

@@ -253,7 +253,7 @@ async def test_a_unary_tool_request_stalls_nobody(backend):
     """Counted by the engine: how far a client has read says little on a busy machine."""
     endless = pb.PredictOptions(Prompt="Once", IgnoreEOS=True)
     asked = chat([user(QUESTION)], tools=[WEATHER_TOOL])
-    # What a first request of this kind prepares takes long, and nothing is really endless.
+    # The preparations of a first request of this kind take long, and nothing is really endless.
     await backend.stub.Predict(undrafted(asked))
     call = backend.stub.PredictStream(undrafted(endless))
     await call.read()

@@ -90,13 +90,13 @@ def cross_encoders(tmp_path_factory):
 
 
 class HeapInfo(ctypes.Structure):
-    """What `mallinfo2` of glibc returns."""
+    """The result of glibc's `mallinfo2`."""
 
     _fields_: ClassVar = [(name, ctypes.c_size_t) for name in HEAP_FIELDS]
 
 
 def taken_bytes():
-    """Return what this process has of the C library and has not freed; garbage does not count."""
+    """Return the bytes that this process has from the C library, without freed ones or garbage."""
     gc.collect()
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = HeapInfo
@@ -173,7 +173,7 @@ async def test_threads_keep_nothing_of_the_tokenizers_of_models_that_were_replac
 
 
 def without(name):
-    """Return what removes a file of a checkpoint."""
+    """Return a function that removes a file of a checkpoint."""
     return lambda directory: (directory / name).unlink()
 
 

@@ -1,4 +1,4 @@
-"""The files for Prometheus and Grafana, against what a server exports and against their schemas."""
+"""The files for Prometheus and Grafana, against the series of a server and their schemas."""
 
 import asyncio
 import json
@@ -18,9 +18,9 @@ from backend.rpc.metrics import MetricsServer
 
 FILES = Path(__file__).parents[2] / "docs" / "monitoring"
 ALERTS, DASHBOARD = FILES / "alerts.yml", FILES / "grafana.json"
-# What Grafana puts in the place of its variables.
+# The values that Grafana puts in the place of its variables.
 VARIABLES = {"$instance": "a:1", "$__rate_interval": "1m", "$__range": "1h"}
-# What Prometheus adds to every series.
+# The labels that Prometheus adds to every series.
 OF_PROMETHEUS = {"instance", "job"}
 TIMEOUT_S = 60.0
 
@@ -35,7 +35,7 @@ def dashboard():
 
 
 def expressions():
-    """Return what is asked of Prometheus, by the name of who asks."""
+    """Return the queries to Prometheus, by the names of alerts, notes and panels."""
     asked = {rule["alert"]: rule["expr"] for rule in rules()}
     board = dashboard()
     asked |= {note["name"]: note["expr"] for note in board["annotations"]["list"]}

@@ -1,4 +1,4 @@
-"""What a request says is text: it opens no file, no address and no way to run code."""
+"""The content of a request is text: it opens no file and no address, and runs no code."""
 
 import contextlib
 import json

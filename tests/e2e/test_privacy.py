@@ -1,4 +1,4 @@
-"""What callers say stays out of the log, at its most talkative level, whatever becomes of it."""
+"""The words of callers stay out of the log at its most detailed level, however their calls end."""
 
 import base64
 import contextlib
@@ -33,7 +33,7 @@ def tool(name=MARK, **parameters):
     return json.dumps([{"type": "function", "function": function}])
 
 
-# The log names the tool and the place of what it cannot enforce, and nothing else.
+# The log names the tool and the place of a rule that is not enforced, and nothing else.
 ODD_SCHEMAS = (
     {"properties": {"a": {"pattern": f"(?<={MARK})x"}}},
     {"properties": {"a": {"type": MARK, "pattern": f"({MARK}"}}, "required": [MARK]},

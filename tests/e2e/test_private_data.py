@@ -32,7 +32,7 @@ def privacy_filter(tmp_path_factory):
 
 
 def expected(directory, text):
-    """What mlx-vlm finds in one pass: group, bytes and the mean probability of the path."""
+    """Return mlx-vlm's spans of one pass: group, bytes and the mean probability of the path."""
     from mlx_vlm.privacy_filter import load_privacy_filter
     from mlx_vlm.token_classification import decode_spans, token_spans
 

@@ -1,4 +1,4 @@
-"""The prompt cache through the socket: what is reused, and that it changes no token."""
+"""The prompt cache through the socket: it reuses prefixes and changes no token."""
 
 import asyncio
 import json

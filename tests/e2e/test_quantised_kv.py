@@ -19,7 +19,7 @@ def raw(prompt, **options):
 
 
 async def ask(directory, *prompts, options=(), **fields):
-    """Return the replies to prompts sent one after the other, and what the prompt cache holds."""
+    """Return the replies to prompts sent one after the other, and the bytes of the prompt cache."""
     async with served(directory, Options=list(options), **fields) as backend:
         replies = [await backend.stub.Predict(raw(prompt)) for prompt in prompts]
         status = await backend.stub.Status(pb.HealthMessage())

@@ -75,7 +75,7 @@ def tone(hertz):
 
 
 async def test_a_sound_that_gemma3n_would_cut_is_refused(shared, built):
-    """Upstream contract: its processor drops what comes after 30 s without a word."""
+    """Upstream contract: its processor drops all sound after 30 s and reports nothing."""
     directory, _ = built("gemma3n")
     request = chat([user("What is it?")], Audios=[wav(np.zeros(31 * 16_000))], Tokens=1)
     async with shared(directory, TrustRemoteCode=True) as backend:

@@ -18,8 +18,8 @@ OWN = Path(__file__).parent.parent / "model" / "templates"
 # The first three refuse most odd tools.
 REAL = ["openai-gpt-oss-120b", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "ByteDance-Seed-OSS"]
 TEMPLATES = [OWN / "hermes_tool_use.jinja", *(TARGET / f"{name}.jinja" for name in REAL)]
-# What the host makes of tools of the Responses API.
 SHORT = {"Tokens": 80, "Metadata": {"thinking_budget": "0"}}
+# A tool of the Responses API, as the host passes it on.
 HOSTS = tool() | {"function": {"name": "", "description": "", "parameters": None}}
 
 

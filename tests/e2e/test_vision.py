@@ -415,7 +415,7 @@ async def test_text_requests_to_a_model_that_sees_are_batched(tiny_vision_models
 
 
 async def test_what_was_seen_survives_a_restart(tiny_vision_models, tmp_path):
-    """Positions behind a picture are known again, though its tower has not run."""
+    """Positions after a picture are known again, though its tower has not run."""
     question = "What is it? " + "be bi ba " * 12
     request = ask(turn(question), picture(1))
     later = ask(turn(question, "A dog.", "Sure?"), picture(1))

@@ -122,7 +122,7 @@ async def test_pictures_that_would_be_misread_are_refused_and_text_is_served(
 @pytest.mark.parametrize("family", ["kimi_vl", "youtu_vl"])
 async def test_an_engine_keeps_no_process_that_rendered_for_its_trials(tmp_path, family):
     async with served(build_vision_model(family, tmp_path)) as backend:
-        # A forked engine has a copy of what it was forked from.
+        # A forked engine has a copy of the process from which it was forked.
         assert len(list(descendants(backend.engine.process_id))) <= 1
 
 

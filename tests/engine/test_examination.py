@@ -41,7 +41,7 @@ class Counting:
 
 
 class Bench:
-    """A session assembled as an engine does, with what was told of its model."""
+    """A session assembled as an engine does, with the reported findings of its model."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What trials found of models is kept for the next load, and a file is never trusted blindly."""
+"""Findings of trials are kept for the next load, and a file is never trusted blindly."""
 
 import logging
 import os

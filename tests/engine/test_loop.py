@@ -29,7 +29,7 @@ BATCHED_FAMILIES = ["llama", "qwen3", "gemma3_text", "gpt_oss", "deepseek_v3", "
 
 
 def reference(network, token_ids, count):
-    """What mlx-lm generates greedily."""
+    """Return the greedy tokens of mlx-lm."""
     steps = generate_step(mx.array(token_ids), network, max_tokens=count)
     return [int(token) for token, _ in steps]
 

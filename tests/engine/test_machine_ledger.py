@@ -161,7 +161,7 @@ class Backend:
         return self.orders[-1]
 
     def obey(self):
-        """Keep to the latest order, but for what running requests hold."""
+        """Keep to the latest order, except for the memory that running requests hold."""
         self.books = replace(
             self.books,
             budget=max(self.order.budget_bytes, self.books.reserved),
@@ -359,7 +359,7 @@ def test_one_that_was_stopped_inside_stops_nobody(path, caplog):
 
 
 class Machine(RuleBasedStateMachine):
-    """Backends come, work, obey late and die; what all have claimed stays within what there is."""
+    """Backends come, work, obey late and die; their claims never exceed the machine's memory."""
 
     backends: list[Backend]
     path = None

@@ -20,7 +20,7 @@ ANY_TOKEN = 7
 
 @dataclass
 class RoomKept:
-    """In the place of a keeper: what the prompt cache may hold, and what was saved to it."""
+    """In the place of a keeper: the room of the prompt cache, and the rows saved to it."""
 
     nbytes: int = 0
     saved: list[Row] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Bench:
 
     @property
     def taken_bytes(self) -> int:
-        """What batch caches take that are as long as the longest row."""
+        """The bytes of batch caches that are as long as the longest row."""
         running = [row for row in self.scheduler.active if not row.is_paused]
         return len(running) * PROFILE.row_bytes(max((row.fed for row in running), default=0))
 

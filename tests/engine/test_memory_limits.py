@@ -227,7 +227,7 @@ def test_a_cancelled_request_gives_its_memory_back_wherever_it_is(networks):
 
 
 class FailsWithTwo(WrappedNetwork):
-    """Fails the first step of two rows that comes behind one of three."""
+    """Fails the first step of two rows that comes after one of three."""
 
     rows = 0
 

@@ -244,7 +244,7 @@ def test_a_pass_that_fails_behind_a_cached_prefix_is_tried_without_it(networks):
     network = networks("llama")
 
     class FailsWhenWarm:
-        """Fails on the first chunk behind a prefix."""
+        """Fails on the first chunk after a prefix."""
 
         has_failed = False
 

@@ -1,4 +1,4 @@
-"""What fails around the prompt cache costs no other request a token, or its place in a batch."""
+"""A failure around the prompt cache costs no other request a token, or its place in a batch."""
 
 from dataclasses import replace
 

@@ -30,7 +30,7 @@ LETTERS = 6
 
 
 class Sabotaged(WrappedNetwork):
-    """Fails random passes, before its caches were written to or behind."""
+    """Fails random passes, before its caches were written to or after."""
 
     def __init__(self, network, rng):
         super().__init__(network)
@@ -88,7 +88,7 @@ class Storm:
         return [self.rng.randrange(LETTERS) for _ in range(self.rng.randint(1, longest))]
 
     def prompt(self):
-        """Something new behind a part of something old."""
+        """Something new after a part of something old."""
         trunk = self.text()
         cut = self.rng.choice([len(trunk), self.rng.randint(0, len(trunk))])
         end = self.noise(20) if self.rng.random() < 0.7 else []
@@ -167,7 +167,7 @@ class Storm:
             assert outcome.finish is expected.finish
 
     def check_books(self):
-        """Every prompt behind which a token came was counted, once."""
+        """Every prompt that a token followed was counted, once."""
         served = [name for name, outcome in self.outcomes().items() if outcome.token_ids]
         status = self.loop.status().metrics
         lengths = [len(self.requests[name].prompt.token_ids) for name in served]

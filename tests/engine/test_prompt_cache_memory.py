@@ -1,4 +1,4 @@
-"""What the prompt cache and finished requests leave in memory."""
+"""The memory that the prompt cache and finished requests leave in use."""
 
 import gc
 import os
@@ -159,7 +159,7 @@ def test_what_there_is_no_room_for_is_not_copied():
 
 
 class Poisoned(WrappedNetwork):
-    """Fails behind every pass that holds the poison."""
+    """Fails after every pass that holds the poison."""
 
     POISON = VOCAB - 1
 
@@ -224,7 +224,7 @@ ENDINGS = [
 
 @pytest.fixture
 def _new_objects_only():
-    """Leave out of the garbage collector's sight what is there already."""
+    """Hide the existing objects from the garbage collector."""
     gc.collect()
     gc.freeze()
 

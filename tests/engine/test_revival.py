@@ -48,7 +48,7 @@ async def engine():
 
 @dataclass
 class Outcome:
-    """What one request got."""
+    """The results of one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[StepLogprobs] = field(default_factory=list)
@@ -130,7 +130,7 @@ async def test_requests_of_every_kind_go_on_with_the_same_tokens(engine, tiny_mo
         "SIGSEGV",
     ]
     assert status.metrics["lost_s"] > 0.0
-    # Fewer than all: what a process has counted since its last report is lost with it.
+    # Fewer than all: the counts of a process since its last report are lost with it.
     rest = sum(len(outcome.tokens) for outcome in outcomes) - sum(told)
     assert status.metrics["generated_tokens"] >= counted + rest
     assert counted >= sum(len(outcome.tokens) for outcome in alone)

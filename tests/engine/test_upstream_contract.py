@@ -1,4 +1,4 @@
-"""What the engine relies on in the installed mlx-lm; a new version has to pass this."""
+"""Facts on which the engine relies in the installed mlx-lm; a new version has to pass this."""
 
 import inspect
 

@@ -19,7 +19,7 @@ from backend.pb import backend_pb2 as pb
 pytestmark = [
     pytest.mark.mlx,
     pytest.mark.timeout(0),
-    # It says that a text is long, when it tells what failed.
+    # Hypothesis warns that a text is long when it reports a failure.
     pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisWarning"),
 ]
 
@@ -29,11 +29,11 @@ METHODS = {
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-# Loads change what the others find; they have a test of their own.
+# Loads change the state that the others find; they have a test of their own.
 SERVING = sorted(set(METHODS) - {"LoadModel", "Free"})
 MAX_GROWTH_MB = 250.0
 
-# What makes a request of this type a good one, and short.
+# Fields that make a request of each type valid and short.
 GOOD = {
     "PredictOptions": {"Prompt": "ba be", "Tokens": 3, "Embeddings": "ba"},
     "RerankRequest": {"query": "ba", "documents": ["be", "bi"]},
@@ -42,7 +42,7 @@ GOOD = {
 }
 CHAT = {"UseTokenizerTemplate": True, "Messages": [{"role": "user", "content": "ba"}]}
 
-# There are fifty of these tests: a third of what one alone would try is enough for each.
+# There are fifty of these tests: a third of the usual examples is enough for each.
 profile = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -89,7 +89,7 @@ def require_sane(backend, method, data):
 
 @pytest.fixture
 def unmoved(loaded):
-    """The backend; behind all examples of a test it has to be as it was before them."""
+    """The backend; after all examples of a test it has to be as it was before them."""
     before = loaded.resident_mb
     yield loaded
     wait_until(loaded.is_idle)

@@ -114,7 +114,7 @@ def test_a_palette_entry_can_be_transparent():
 def test_a_picture_is_turned_as_its_camera_says_and_only_once(file_format, orientation):
     upright = Image.new("RGB", (16, 32), "white")
     upright.paste("black", (0, 0, 8, 8))
-    # How a camera that was held like this stores the picture: the inverse of what readers do.
+    # How a camera that was held like this stores the picture: the inverse of the readers' turn.
     stored = {
         1: upright,
         2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),

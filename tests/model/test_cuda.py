@@ -1,4 +1,4 @@
-"""Attention on CUDA gives what MLX's gives: in one kernel, and without a plan for new lengths."""
+"""Attention on CUDA agrees with MLX's: in one kernel, and without a plan for new lengths."""
 
 import os
 import subprocess

@@ -26,7 +26,7 @@ ANY_MARKER = r"</?[^<>\s]{1,40}>?|<\|[^|]*\|>|\[/?[A-Z_]+\]|\"|'|[{}\[\]]|\n"
 # A text whose end is missing takes in all that follows, which the finish tells.
 OPEN_ENDED = {"pythonic", "pythonic llama4", "olmo3", "olmo3 tight", "minicpm3"}
 
-# There are fifty formats: a third of what one alone would try is enough for each.
+# There are fifty formats: a third of the usual examples is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)
 
 pytestmark = pytest.mark.slow

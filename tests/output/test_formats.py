@@ -17,7 +17,7 @@ PIECE = re.compile(r"<[^<>]*>|\[[A-Z_/]+\]|[^<\[]{1,12}|.", re.DOTALL)
 STRING_VALUE = re.compile(r': "(\w+)"')
 CASES = golden.cases()
 
-# There are forty formats: a third of what one alone would try is enough for each.
+# There are forty formats: a third of the usual examples is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)
 
 

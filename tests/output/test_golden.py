@@ -132,13 +132,13 @@ def cuts(cases):
 
 @cache
 def streamed(case):
-    """Return what a reply gives character by character."""
+    """Return the deltas of a reply, fed character by character."""
     return list(golden.stream(case.spec, case.text, case.stop))
 
 
 @cache
 def stopped(case):
-    """Return what a reply would come to that nothing cut off."""
+    """Return the completion of a reply as if nothing had cut it off."""
     return golden.play(case.spec, [case.text], FinishReason.STOP)
 
 
@@ -158,7 +158,7 @@ def folded(stream):
 
 
 def without_half_a_marker(text, case):
-    """Half a marker, or what stands before one, is text when the rest never comes."""
+    """Half a marker, or the text that leads to one, is text when the rest never comes."""
     if not text.strip():
         return ""
     family = case.spec.format
@@ -174,7 +174,7 @@ def without_half_a_marker(text, case):
 
 
 def without_begun_citations(text, case):
-    """What a citation begins with is left out when it may be one, whose end never comes."""
+    """The beginning of a possible citation is left out, even where its end never comes."""
     cited = case.spec.format.tools.citations
     return text.replace(f"{cited.begin}>", "") if cited else text
 

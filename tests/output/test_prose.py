@@ -30,7 +30,7 @@ OWN_THOUGHTS = {
     "seed_oss": "seed_think",
     "solar_open": "solar_think",
 }
-# What the prompt, or the reply itself, begins before the text of these.
+# The head of a message that the prompt, or the reply itself, has before the text of these.
 TAILS = {
     "harmony": "<|start|>assistant<|channel|>final<|message|>",
     "muse_spark": "<|start|>assistant to=user<|message|>",

@@ -7,7 +7,7 @@ from backend.output.tool_names import can_carry
 
 ORDINARY = ("get_weather", "a.b", "x-foo", "browser:open", "f1", "user", "json")
 ODD = ("a b", "a<b", "</a>", 'a"b', "a\\b", "a\nb", "$top", "filter[x]", "a(b", "<|call|>", "")
-# What its own syntax means, or ends.
+# Names that have a meaning in a format's own syntax, or end a part of it.
 REFUSED = {
     "harmony": {"a b", "a<b", "</a>", "a\nb", "<|call|>", ""},
     "muse_spark": {"self", ""},

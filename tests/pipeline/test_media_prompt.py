@@ -1,4 +1,4 @@
-"""Where media stand in what a request says, without a model."""
+"""Places of media in the text of a request, without a model."""
 
 import asyncio
 import json

@@ -39,5 +39,5 @@ def real_models() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def reference() -> Callable[[str], Any]:
-    """Return a function from a model's name to what `scripts.real_models.references` wrote."""
+    """Return a function from a model's name to the results of `scripts.real_models.references`."""
     return lambda name: json.loads((REFERENCES / f"{name}.json").read_text(encoding="utf-8"))

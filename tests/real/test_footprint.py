@@ -1,4 +1,4 @@
-"""What server and engine hold of published models, beside what `fit` says."""
+"""The memory of server and engine with published models, against the answers of `fit`."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def held(backend):
 
 
 def settled(backend):
-    """Return what is held once it has stayed the same for a while."""
+    """Return the memory of the processes once it has stayed the same for a while."""
     sizes = [{}]
     while len(sizes) < 4 or sizes[-1] != pytest.approx(sizes[-2], rel=0.01):
         assert len(sizes) < 20

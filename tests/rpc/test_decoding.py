@@ -139,7 +139,7 @@ def test_counting_ends_soon_after_the_limit(size):
     assert MAX_MESSAGE_FIELDS < counts.total() <= MAX_MESSAGE_FIELDS + INLINE_FIELDS
 
 
-# What takes protobuf long: each is far under the limit in bytes.
+# Requests that take protobuf long: each is far under the limit in bytes.
 COSTLY = {
     "Messages": field(44, b"") * (MAX_MESSAGE_FIELDS + 1),
     "Metadata": field(52, field(1, b"k") + field(2, b"v")) * 50_000,

@@ -19,13 +19,13 @@ SESAME_METADATA = (("authorization", f"Bearer {SESAME}"),)
 
 
 class Guards(NamedTuple):
-    """What a call has to bring: the process's token if there is one, the loaded model's name."""
+    """The needs of a call: the process's token if there is one, the loaded model's name."""
 
     token: bool
     identity: bool
 
 
-# What these need to be looked at further.
+# Without these fields, a request is refused before its model is compared.
 FIELDS = {
     "Rerank": {"query": "a", "documents": ["b"]},
     "Score": {"prompt": "a", "candidates": ["b"]},

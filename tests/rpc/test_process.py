@@ -79,7 +79,7 @@ class Backend:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start backends; what still runs at the end is killed."""
+    """Start backends; those that still run at the end are killed."""
     with contextlib.ExitStack() as cleanup:
 
         def starter(*arguments, command=(RUN_SH,), directory=tmp_path, **environment):
@@ -237,7 +237,7 @@ HEAP_BYTES = 64 * 2**20
 def heaps_of(pid):
     """Return the addresses of glibc's heaps beside the first.
 
-    They lie at multiples of their size, and what is not used yet is reserved: other mappings may
+    They lie at multiples of their size, and the part not used yet is reserved: other mappings may
     lie there too, by chance.
     """
     reserved = re.findall(

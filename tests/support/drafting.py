@@ -1,4 +1,4 @@
-"""Requests to compare with drafts and without, and what has to be the same."""
+"""Requests to compare with drafts and without, and the comparison of their results."""
 
 import random
 from dataclasses import replace

@@ -26,7 +26,7 @@ VOCAB = VOCAB_SIZE
 
 @dataclass
 class Outcome:
-    """What became of one request."""
+    """The tokens and the end of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[StepLogprobs | None] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Desk:
         published: Events that have been handed over.
         results: Of jobs, by their numbers.
         passes: The requests of each pass that was announced.
-        fetched: What the disk has read.
+        fetched: Nodes that the disk has read.
     """
 
     def __init__(self, *, is_shared: bool = False) -> None:
@@ -131,7 +131,7 @@ class Desk:
 
 
 class Driver:
-    """A loop and what it has published so far."""
+    """A loop and the results that it has published so far."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class Driver:
 
     @property
     def fetched(self) -> "queue.SimpleQueue[Any]":
-        """What the disk has read."""
+        """The nodes that the disk has read."""
         return self.desk.fetched
 
     def turn(self, *commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a GBNF grammar accepts, by trying every derivation.
+"""Tells whether a GBNF grammar accepts a text, by trying every derivation.
 
 It reads no text and shares nothing with the backend: grammars are made as trees, written out for
 the backend, and asked here.

@@ -1,4 +1,4 @@
-"""Golden replies: what a model wrote, and what a reader must get, one JSON object per line."""
+"""Golden replies: a model's text and the completion that it must give, one JSON object per line."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def stream(
 def play(
     spec: ReplySpec, chunks: Sequence[str], stop: FinishReason = FinishReason.STOP
 ) -> Completion:
-    """Feed a reply chunk by chunk and fold what comes out."""
+    """Feed a reply chunk by chunk and fold the deltas."""
     return replay.fold(stream(spec, chunks, stop))
 
 

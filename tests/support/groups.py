@@ -1,4 +1,4 @@
-"""Models that four processes can share, and a mixed workload that says what they compute."""
+"""Models that four processes can share, and a mixed workload to compare their results."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def grouped(directory: Path, size: int, **tuning: Any) -> ModelOptions:
 
 @dataclass
 class Outcome:
-    """What one request got."""
+    """The results of one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -100,7 +100,7 @@ def mixed_requests(engine: Engine, salt: str) -> list[Any]:
 
 @dataclass
 class Findings:
-    """What a model has computed of the workload, in the order of its requests."""
+    """The results of a model for the workload, in the order of its requests."""
 
     first: Sequence[Outcome]
     again: Sequence[Outcome]
@@ -152,7 +152,7 @@ def workers_of(process_id: int) -> list[int]:
 def _is_worker(process_id: int) -> bool:
     place = Path(f"/proc/{process_id}")
     try:
-        # A forked one has the name, and the command line of what it was forked from.
+        # A forked one has the name, but the command line of the process it was forked from.
         return any(b"backend.rank" in (place / file).read_bytes() for file in ("cmdline", "comm"))
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 by hand: what no client sends, and gRPC has to read."""
+"""Frames of HTTP/2 by hand: no client sends them, and gRPC has to read them."""
 
 DATA, HEADERS, RESET, SETTINGS = 0, 1, 3, 4
 END_STREAM, END_HEADERS = 1, 4
@@ -12,7 +12,7 @@ def frame(kind, flags, stream, payload):
     return head + stream.to_bytes(4, "big") + payload
 
 
-# What a client sends first.
+# The first bytes of a client.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, b"")
 
 

@@ -23,7 +23,7 @@ SOUNDS = {
 
 
 def medium(data, kind=MediaKind.IMAGE, field="Images[0]"):
-    """Return what a request would bring for the bytes, or for the text, of a file."""
+    """Return the medium of a request, from the bytes or the text of a file."""
     payload = data if isinstance(data, str) else base64.b64encode(data).decode()
     return Medium(kind, field, payload)
 

@@ -42,7 +42,7 @@ HELPERS = tuple(
 )
 JOBS = "backend.jobs.job", "start_process"
 JOB_NAME = "backend.jobs"
-# What an engine or a job would import in the end, for one model or another.
+# The modules that an engine or a job would import in the end, for one model or another.
 MODULES = (
     *(NAME, "backend.engine.leading.boot", "scripts.faulty_rank"),
     "backend.cpu.install",
@@ -116,7 +116,7 @@ class Nursery:
         # How the product starts processes, by the module that does and its function.
         self._starts: dict[tuple[str, str], Callable[..., subprocess.Popen]] = {}
         self._environment = _fixed(os.environ)
-        # The kernel ends the children with the thread that started what they are forked from.
+        # The kernel ends the children with the thread that started the process that forks them.
         self._thread = threading.current_thread()
         self._process: subprocess.Popen | None = None
         self._orders = orders
@@ -244,7 +244,7 @@ def fork_sibling() -> int:
 
 
 def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become what `python -m backend.rank` is."""
+    """Become the process of `python -m backend.rank`."""
     from backend import rank
     from scripts import faulty_rank
 
@@ -268,14 +268,14 @@ def be_rank(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 def try_at_load() -> None:
-    """Have engines find out at load what is otherwise tried between requests: tests count on it."""
+    """Have engines make their trials at load, not between requests: tests count on it."""
     from backend.engine import assembly
 
     assembly._Batching._must_wait = property(lambda _: True)
 
 
 def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become what `start_python` starts."""
+    """Become a process as `start_python` starts it."""
     from backend.engine import processes
 
     _, (module, is_heard, niceness), environment, _ = order
@@ -294,7 +294,7 @@ def be_helper(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
 
 
 def be_job(order: Sequence[Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become what `python -m backend.jobs` is."""
+    """Become the process of `python -m backend.jobs`."""
     from backend.jobs.__main__ import main as run_job
 
     _, (directory,), environment, _ = order
@@ -328,7 +328,7 @@ PROGRAMS = {"helper": be_helper, "job": be_job}
 
 
 def main() -> None:
-    """Import what engines import, then fork one for each order."""
+    """Import the modules of engines, then fork a process for each order."""
     orders = socket.socket(fileno=int(sys.argv[1]))
     sys.path[:0] = [str(ROOT), SUPPORT]
     # Found only now.

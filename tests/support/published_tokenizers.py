@@ -170,7 +170,7 @@ def _word_piece() -> Tokenizer:
     return fast
 
 
-# The class that tokenizer_config.json names, and what tokenizer.json has.
+# The class that tokenizer_config.json names, and the tokenizer of tokenizer.json.
 KINDS: Mapping[str, tuple[str, Callable[[], Tokenizer]]] = {
     "single digits": ("GPT2Tokenizer", _digits),
     "single digits, fast": ("GPT2TokenizerFast", _digits),

@@ -1,4 +1,4 @@
-"""Compares a server's replies on a published model with what llama.cpp says."""
+"""Compares a server's replies on a published model with those of llama.cpp."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from backend.pb import backend_pb2 as pb
 from scripts.real_models.prompts import LONG_PROMPTS, PROMPTS, TEXTS
 
 MODELS = Path(__file__).parents[2] / "build" / "real-models"
-# What trials of a load found is kept, as in production: the next run does not pay for them again.
+# Findings of the trials are kept, as in production: the next run does not repeat the trials.
 FINDINGS = MODELS / "findings.json"
 # The least log-probability of a token that is compared between types of weights: 5 %.
 _LIKELY = -3.0

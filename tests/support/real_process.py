@@ -1,4 +1,4 @@
-"""A backend in a process of its own, and what the system tells of it."""
+"""A backend in a process of its own, and the system's figures about it."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ class RealBackend:
 
     @property
     def resident_mb(self) -> float:
-        """What the process holds of memory."""
+        """The memory that the process holds."""
         return self._told_mb("VmRSS:")
 
     @property

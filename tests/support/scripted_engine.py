@@ -1,4 +1,4 @@
-"""An engine that plays back what it is told, and a server around it: no model, no MLX."""
+"""An engine that plays back given events, and a server around it: no model, no MLX."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -153,8 +153,8 @@ class ScriptedEngine:
     """Answers each request with the same events, one at a time, then does as `ending` says.
 
     Attributes:
-        requests: What was submitted.
-        loads: What was asked to be loaded.
+        requests: The submitted ones.
+        loads: The options of each load.
         closing: Set when the engine was asked to close; it has closed when `drained` is set too.
         hanging: Set when all events of a request were played and the rest is silence.
         cancelled: Ids that were cancelled; `left` is set at each.

@@ -183,7 +183,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def spoken(**options: Any) -> pb.PredictOptions:
-    """Build a request for 40 tokens of what tiny models say."""
+    """Build a request for 40 tokens of a tiny model."""
     return pb.PredictOptions(Prompt="ba be bi", Tokens=40, IgnoreEOS=True, **options)
 
 

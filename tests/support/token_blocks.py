@@ -1,4 +1,4 @@
-"""Segments that are their own token ids: what was stored can be read back, without MLX."""
+"""Segments that are their own token ids: stored ones can be read back, without MLX."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def room_for(tokens: int, snapshots: int = 0) -> int:
 
 
 def segment_of(ids: Sequence[int], start: int = 0, *, has_snapshot: bool = False) -> Any:
-    """The segment of `ids[start:]`, with the state behind the last of them if wanted."""
+    """The segment of `ids[start:]`, with the state after the last of them if wanted."""
     snapshot: Any = PrefixSnapshot(tuple(ids)) if has_snapshot else None
     blocks: Any = (TokenBlock(tuple(ids[start:])),) if start < len(ids) else ()
     return Segment(blocks, snapshot)
@@ -87,7 +87,7 @@ def tokens_of(hit: PrefixHit) -> tuple[int, ...]:
 def put(
     store: PromptCache, ids: Sequence[int], *, owner: str | None = None, has_snapshot: bool = False
 ) -> bool:
-    """Store what is lacking of `ids`, as the engine does."""
+    """Store the missing part of `ids`, as the engine does."""
     start = store.stored(key(*ids))
     segment = segment_of(ids, start, has_snapshot=has_snapshot)
     is_there = store.insert(key(*ids), start, segment, owner=owner)
@@ -101,7 +101,7 @@ def is_stored(store: PromptCache, ids: Sequence[int]) -> bool:
 
 
 def look(store: PromptCache, ids: Sequence[int], *, owner: str = "reader") -> PrefixHit:
-    """Look `ids` up, hold nothing, and see that what is found is what was looked for."""
+    """Look `ids` up, hold nothing, and check that the tokens found are those of `ids`."""
     hit = store.lookup(key(*ids), owner)
     store.release(owner)
     assert tokens_of(hit) == tuple(ids[: hit.length])

@@ -1,4 +1,4 @@
-"""What each family looks like when it is written as its family's template writes it."""
+"""Replies of each family, written as its template writes them."""
 
 from dataclasses import dataclass
 

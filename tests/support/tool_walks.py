@@ -1,4 +1,4 @@
-"""Replies of a model that knows nothing but what a grammar allows: walks over its masks."""
+"""Replies of a model that knows nothing but a grammar: random walks over its masks."""
 
 from random import Random
 
@@ -8,7 +8,7 @@ from backend.sampling.grammar.vocabulary import Vocabulary
 from backend.sampling.grammar.writer import GrammarWriter
 
 END = 256
-# What ends strings, numbers and lists: without it, a walk would not come to an end.
+# Ends of strings, numbers and lists: without them, a walk would not come to an end.
 _CLOSERS = (b'"', b"'", b"}", b"]", b")", b"</", b'"}', b'", "', b"\n</", b"']")
 _WEIGHTS = (2, 3, 3)
 
@@ -52,8 +52,8 @@ def walk(
 ):
     """Return a random reply that begins with the prefix, or nothing if it did not end in time.
 
-    Tokens are drawn from markers, from what leads to an end, or from all that may come. Now and
-    then a whole text of the tails is taken, which ends a value.
+    Tokens are drawn from markers, from tokens that lead to an end, or from all that may come. Now
+    and then a whole text of the tails is taken, which ends a value.
     """
     known = [tokens_of(tail, vocabulary) for tail in tails]
     matcher, text = compiled.matcher(), prefix.encode()

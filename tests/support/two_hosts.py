@@ -22,7 +22,7 @@ link add {0} netns {0} type veth peer name {1} netns {1}
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[list[str], list[str]] | None]:
-    """Make both, and return what begins a command on each; `None` where this is not allowed."""
+    """Make both, and yield the beginning of a command on each; `None` where this is not allowed."""
     names = [f"mlx{os.getpid()}{letter}" for letter in "ab"]
     try:
         made = _make(names)

@@ -22,7 +22,7 @@ def row_of(prompt, max_tokens=400):
 
 
 class ScriptedModel:
-    """A draft model that writes what it was told."""
+    """A draft model that writes a given text."""
 
     nbytes = 0
     most_tokens = 99

@@ -1,4 +1,4 @@
-"""Pictures for requests, and what mlx-vlm itself makes of them, for tests of models that see."""
+"""Pictures for requests, and mlx-vlm's own replies to them, for tests of models that see."""
 
 import base64
 import io
@@ -98,5 +98,5 @@ class Reference:
             temperature=0.0,
             **inputs,
         )
-        # The last one repeats a token with what text is left.
+        # The last one repeats a token with the rest of the text.
         return [step.token for step in steps if step.finish_reason is None]

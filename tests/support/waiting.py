@@ -9,14 +9,14 @@ POLL_S = 0.01
 
 
 async def until(condition: Callable[[], Any], *, timeout_s: float = 120.0) -> None:
-    """Wait for what is seen from a coroutine, as in the engine's snapshots."""
+    """Wait in a coroutine until a condition holds, for example in the engine's snapshots."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
 
 def wait_until(condition: Callable[[], Any], *, timeout_s: float = 120.0) -> Any:
-    """Wait for what is seen from a thread, and return it."""
+    """Wait in a thread until a condition holds, and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, "it has not come about in time"

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class WrappedNetwork:
-    """Does what the network inside does, with its caches."""
+    """Computes as the network inside does, with its caches."""
 
     def __init__(self, network: Any) -> None:
         self.network = network

@@ -50,7 +50,7 @@ def reach(control: Endpoint, codec: Codec) -> Channel:
 
 
 class FollowerPort:
-    """The port of a rank that does what rank 0 does; only rank 0 tells the server."""
+    """The port of a rank that repeats the turns of rank 0; only rank 0 tells the server."""
 
     is_shared = True
 

@@ -172,7 +172,7 @@ def assemble_shared_loop(
         speculation="off",
     )
     agreed = replace(options, tuning=tuning, models_dir=None)
-    # All must make the same trials: what one of them remembers, another may not.
+    # All must make the same trials: one rank may remember results that another does not.
     loop = assemble_loop(model, agreed, port, Notebook(), ranks=Ranks(exchange))
     loop.memory.reservations.require_room(options)
     return loop

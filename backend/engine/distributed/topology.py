@@ -144,7 +144,7 @@ def require_linkable(backend: GroupBackend, hosts: Sequence[Host]) -> None:
     """Refuse a way to link hosts that cannot work, whatever MLX was built with.
 
     Raises:
-        InvalidRequestError: It needs what is not there.
+        InvalidRequestError: It must start all ranks, or needs RDMA devices that are not named.
     """
     if backend is GroupBackend.MPI:
         problem = "mpi must start all ranks, and here the host starts the first; use another"

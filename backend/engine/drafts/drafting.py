@@ -33,7 +33,7 @@ _PRIOR_SHARE, _MODEL_PRIOR_SHARE = 0.1, 0.5
 _LIKELY_TOKENS = 64
 # Reading a row may take this share of the time that a draft model is expected to save for it.
 _READING_SHARE = 0.5
-# What the sources may do is asked again if a pass takes a time that differs by this share.
+# The sources that may draft are chosen again if the time of a pass differs by this share.
 _LEAVE_SHARE = 0.05
 # While a draft model reads, rows wait for at most the time of this many passes.
 _READING_PASSES = 4
@@ -188,7 +188,7 @@ class Drafting:
         return MAX_PASS_TOKENS - rows if self._packs else MAX_PASS_TOKENS // rows - 1
 
     def _current_leave(self) -> Leave:
-        """Return what the sources may do now, as of the latest look."""
+        """Return the sources that may draft now, as of the latest look."""
         if self._leave is None:
             prices, writing = self._current_prices(), len(self._drafters)
             plain_s = self._leave_s = prices.plain_s
@@ -211,7 +211,7 @@ class Drafting:
 
         Args:
             ready: Rows for which a draft model may write a draft.
-            leave: What the sources may do.
+            leave: The sources that may draft.
         """
         prices = self._current_prices()
         offers = {row: Offer(len(d.tokens), d.source, d.trust) for row, d in found.items()}

@@ -1,4 +1,4 @@
-"""What drafts cost and gain: their sources, the trust in these, and the time of passes."""
+"""The costs and gains of drafts: their sources, the trust in these, and the time of passes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FIRST_CHANCES = {Source.FORCED: 0.9, Source.MATCH: 0.5, Source.LONG_MATCH: 0.8, 
 
 
 class Leave(NamedTuple):
-    """What the sources may spend time on in a step.
+    """The sources that may spend time in a step.
 
     Attributes:
         drafts: Those that may draft where it is likely to pay.
@@ -452,8 +452,8 @@ _OUTLIER = 2.0
 class Budget:
     """The passes that each source may still lose; a source with none left does not draft.
 
-    It counts what steps really took, not what they were expected to take. So the loss is bounded
-    even where the measured costs of passes are wrong.
+    It counts the real times of steps, not the expected ones. So the loss is bounded even where
+    the measured costs of passes are wrong.
     """
 
     def __init__(self, sources: Iterable[Source]) -> None:
@@ -470,7 +470,7 @@ class Budget:
         return self._left.get(source, 0.0)
 
     def leave(self, own: float, writing: float) -> Leave:
-        """Return what the sources may do now.
+        """Return the sources that may draft now.
 
         Args:
             writing: The same for a source whose drafts a model writes.
@@ -529,7 +529,7 @@ class Budget:
     def settle(
         self, seconds: float, passes: int, plain_s: float, rows: int, asked: Source | None
     ) -> None:
-        """Charge the sources of a step with what it lost, or credit what it saved.
+        """Charge the sources of a step with its loss, or credit its saving.
 
         Args:
             passes: Its rows got the tokens of so many passes without drafts, and accepted ones.

@@ -3,8 +3,8 @@
 However many large rules wait, one thread is left for small ones; one that takes long there waits
 again, with the large ones. The next rule is that of the caller for whom least time was spent.
 
-A thread has a process write and try a grammar, and compiles what has passed. The thread cannot be
-held up: the process can be killed, and a compilation that has passed its trial ends.
+A thread has a process write and try a grammar, and compiles it if it has passed. The thread cannot
+be held up: the process can be killed, and a compilation that has passed its trial ends.
 """
 
 import hashlib
@@ -169,7 +169,7 @@ _FREE = Written(())
 
 
 Outcome: TypeAlias = ReplyGrammar | BackendError | None
-"""What guides a reply, `None` if nothing does, or the error of its request."""
+"""The grammar of a reply, `None` if nothing guides it, or the error of its request."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,7 +282,7 @@ class GrammarPool:
     def submit(
         self, request_id: str, guide: Guide, done: Callable[[Outcome], None], caller: str = ""
     ) -> None:
-        """Make what guides a request: at once if it is known, or else on a thread.
+        """Make the grammar of a request: at once if it is known, or else on a thread.
 
         Args:
             done: Receives it; not called after `cancel`. Must not block.
@@ -421,7 +421,7 @@ class GrammarPool:
 
 
 def _guarded(make: Callable[[], Made]) -> Made | BackendError:
-    """Return what is made, or the error of one request; unexpected ones are logged."""
+    """Return the result of `make`, or the error of one request; unexpected ones are logged."""
     try:
         return make()
     except BackendError as error:

@@ -17,9 +17,9 @@ _MODULE = "backend.engine.grammars.writing"
 
 
 class Begin(Struct, frozen=True, tag=True, array_like=True):
-    """To the process, first: what the model's vocabulary can write; see `Vocabulary.spelling`.
+    """To the process, first: the bytes and special tokens of the model's vocabulary.
 
-    It answers without words when it has begun.
+    See `Vocabulary.spelling`. The process answers without words when it has begun.
     """
 
     alphabet: bytes

@@ -1,7 +1,7 @@
 """The process that writes grammars and tries them; `grammars.writer_process` starts it.
 
 It has neither model nor tokenizer: a rule comes with all that its grammar needs. It serves one
-rule after another, and remembers what can be held of a tool.
+rule after another, and remembers the part of each tool's schema that a model can be held to.
 """
 
 import logging

@@ -60,7 +60,7 @@ MakeRagged: TypeAlias = Callable[[UpstreamCache], RaggedKV]
 class RowCaches:
     """The caches of one layer, one of each row: attention takes them one by one.
 
-    Code outside of attention, which asks for what is the same in all rows, gets that of the first.
+    Code outside of attention asks for values that all rows share, and gets those of the first.
     """
 
     def __init__(self, row_caches: Sequence[UpstreamCache]) -> None:
@@ -200,7 +200,7 @@ class BatchCaches:
         return logits
 
     def latest(self, layers: Sequence[int]) -> list[LatestKV]:
-        """Return what the latest token of each row sees in some layers, until the next pass."""
+        """Return the KV that each row's latest token sees in some layers, until the next pass."""
         if self.ledger is not None:
             self.ledger.begin_latest()
         return [LatestKV(self.layers[layer]) for layer in layers]
@@ -373,7 +373,7 @@ def _merged(ragged: Mapping[Form, MakeRagged], *leaves: UpstreamCache) -> Upstre
 
 
 def _can_go_back(leaf: UpstreamCache) -> bool:
-    """Tell whether a layer can return to what it was before the latest pass."""
+    """Tell whether a layer can return to its state before the latest pass."""
     known = class_of(leaf)
     return _keeps_positions(leaf) or known.remember is not None or known.give_back is not None
 

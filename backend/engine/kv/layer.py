@@ -590,7 +590,7 @@ class LatentKV(RaggedKV):
 
 
 class LatestKV:
-    """What the latest token of each row sees in a layer, for layers that append nothing.
+    """The KV that the latest token of each row sees in a layer, for layers that append nothing.
 
     A model passes it to upstream's attention as keys and values.
     """

@@ -164,7 +164,7 @@ class Ledger:
         return packed
 
     def begin_latest(self) -> None:
-        """Begin a pass that sees what the latest token of each row sees, and appends nothing."""
+        """Begin a pass that appends nothing, and sees as much as the latest token of each row."""
         before = [length - 1 for length in self.lengths]
         self.current = Pass(before, self.paths, self.groups, 1)
 

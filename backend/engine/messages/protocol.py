@@ -215,7 +215,7 @@ class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
 
 
 class Told(Struct, frozen=True, tag=True, array_like=True):
-    """What requests did since the last such message, by their ids: all rows together.
+    """The steps of requests since the last such message, by their ids: all rows together.
 
     Attributes:
         failures: Errors that end requests, after their steps.
@@ -262,7 +262,7 @@ class Snapshot(Struct, frozen=True, tag=True, array_like=True):
 
 
 class Found(Struct, frozen=True, tag=True, array_like=True):
-    """What is known of a model by now, by its key, for the next process that loads it."""
+    """The findings of a model by now, by its key, for the next process that loads it."""
 
     key: str
     findings: Findings

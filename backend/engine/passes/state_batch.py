@@ -108,7 +108,7 @@ class AssistantBatch(_StateBatch[AssistantNetwork]):
 
 
 class Readings:
-    """What has been read of some rows: keys and values of every layer, padded on the right.
+    """The positions read of some rows: keys and values of every layer, padded on the right.
 
     Attributes:
         pairs: By layer, [B, heads, capacity, width]; none if nothing has been read.

@@ -128,7 +128,7 @@ class Reservations:
         most_tokens: The maximum tokens of a single row.
         used_tokens: Tokens of the prompt cache that rows use in place, each counted once.
         tokens: Reserved by each running row.
-        passes: What the passes of prompts take while they run.
+        passes: The memory that the passes of prompts take while they run.
         pass_bytes: Kept free for one pass beside the budget, which pays for larger ones.
     """
 
@@ -344,7 +344,7 @@ class Reservations:
         return True
 
     def _pass_bytes_of(self, rows: Iterable[Row]) -> int:
-        """Return what the budget has to pay for a small pass at the end of the longest prompt."""
+        """Return the budget's bytes for a small pass at the end of the longest prompt."""
         stop = max((len(row.token_ids) for row in rows if row.prefill_left), default=0)
         beyond = self.passes.least(stop) - self.pass_bytes if stop else 0
         return int(max(beyond, 0))

@@ -60,8 +60,8 @@ Work = TypeVar("Work", bound=Hashable)
 class FairTurns(Generic[Work]):
     """Work that waits, in the order of its arrival; the next is the one that has had the least.
 
-    Short work so waits for no long one. The clock is what each would have had by now if all had had
-    the same, and later work starts at it: it puts nothing off for ever.
+    Short work so waits for no long one. The clock is the number of tokens that each would have had
+    by now if all had had the same, and later work starts at it: it puts nothing off for ever.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ LEAST_TOKENS = 16
 
 
 class PassMemory:
-    """Foretells the memory that a pass takes while it runs, by what earlier ones took.
+    """Foretells the memory that a pass takes while it runs, by that of earlier ones.
 
     Few passes leave several explanations: chunks follow the most cautious one.
     """
@@ -290,7 +290,7 @@ class PassMemory:
     def _explain(self) -> None:
         """Find the sums that explain the passes best."""
         taken = np.array(list(self._passes.values()), dtype=float)
-        # Relative to what they took: small and large ones count the same.
+        # Relative to their own bytes: small and large passes count the same.
         terms = (_terms(*taken.T[:2]) / taken[:, 2]).T
         found = [fit for chosen in _CHOICES if (fit := _fit(terms, chosen)) is not None]
         least = min((error for error, _ in found), default=0.0)

@@ -307,7 +307,7 @@ class Row:
         self.states.add(layers, place, count, self.fed)
 
     def note_lookup(self, hit: PrefixHit, version: int) -> None:
-        """Record what a version of the prompt cache has of its prompt."""
+        """Record a lookup of its prompt in a version of the prompt cache."""
         self.seen_version = version
         if len(hit.beyond) and hit.matched < len(self.prompt_key) - 1:
             self.parted_at = max(self.parted_at, hit.matched)

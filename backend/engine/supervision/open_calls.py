@@ -220,7 +220,7 @@ class OpenCalls:
             self.process.send(order)
 
     def note(self, told: Told) -> None:
-        """Give requests what they did."""
+        """Give requests their steps and their errors."""
         for request_id, steps in told.steps.items():
             if (call := self.requests.get(request_id)) is not None:
                 call.note(steps)

@@ -135,7 +135,7 @@ class Supervisor:
             note_fault: Called when no process can load the model any more.
             environment: Of the processes; `None` is this process's.
             memory_ledger: The directory where they share the machine's memory with others.
-            findings: Keeps what they find of models; `None` keeps it as long as this object.
+            findings: Keeps their findings; `None` keeps these as long as this object.
         """
         self.calls = OpenCalls()
         self.starter = Starter(self._hear, self._note_end, environment)
@@ -304,7 +304,7 @@ class Supervisor:
         return await self.starter.loaded(structs.replace(order, known=known))
 
     def _note_found(self, found: Found) -> None:
-        """Keep what a process has found."""
+        """Keep the findings of a process."""
         self._findings.note(found.key, found.findings)
         if not found.findings.begun:
             writing = asyncio.create_task(in_own_thread(self._findings.write))

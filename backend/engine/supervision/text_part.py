@@ -85,7 +85,7 @@ class RemoteMedia:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """What is known of a checkpoint's text before its process has read the weights."""
+    """The tokenizers of a checkpoint, known before its process has read the weights."""
 
     hf_tokenizer: Any
     tokenizer: Tokenizer

@@ -170,7 +170,7 @@ def _without_drafts(trial: "BatchTrial", page: Page) -> Planning:
     if padded_fault is None:
         page.say(logging.INFO, "batches of this model are padded to their longest row: %s", fault)
         return BatchPlan(Batching.PADDED, starts_early=starts_early)
-    # Stages of a pipeline tie what they have sent to the cache of one row.
+    # Stages of a pipeline tie their sent arrays to the cache of one row.
     by_row = BatchPlan(Batching.BY_ROW)
     if not trial.ranks.are_several and (yield from trial.fault(by_row)) is None:
         page.say(logging.INFO, "attention of this model runs row by row: %s", padded_fault)
@@ -180,7 +180,7 @@ def _without_drafts(trial: "BatchTrial", page: Page) -> Planning:
 
 
 def _refined(plan: BatchPlan, trial: "BatchTrial", page: Page) -> Planning:
-    """Return the plan with what rows of their own lengths may do besides."""
+    """Return the plan with the other abilities of rows that have their own lengths."""
     shares = yield from is_shareable(trial, page)
     # A prompt that pauses midway, to store a window or a state, is fed alone.
     several = False

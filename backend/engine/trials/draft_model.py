@@ -76,7 +76,7 @@ class LoadedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a drafter is loaded and tried with.
+    """The inputs of a drafter's load and trials, besides its options and the model.
 
     Attributes:
         make_room: Called with the size of both weights before those of the drafter are read.

@@ -1,4 +1,4 @@
-"""The key of what trials found of a model: anything that may change a result changes it."""
+"""The key of a model's findings: anything that may change a result changes it."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from common.remedies import version_of
 # Raise it when trials look at more, or their results mean something else.
 _EDITION = 2
 _DIGEST_BYTES = 16
-# Beside the libraries of the fingerprint: this backend, and what prepares media.
+# Beside the libraries of the fingerprint: this backend, and those that prepare media.
 _PACKAGES = ("mlx-grpc-backend", "transformers", "tokenizers")
 
 

@@ -90,7 +90,7 @@ def difference(
 
 
 def largest_gap(expected: Sequence[mx.array], found: Sequence[mx.array]) -> float:
-    """Return the largest difference of log-probabilities; `difference` tells of what."""
+    """Return the largest difference of log-probabilities; see `difference` for the arguments."""
     return max(_gap(a, b) for a, b in zip(expected, found, strict=True))
 
 

@@ -36,7 +36,7 @@ _REPORT_INTERVAL_S = 5.0
 _READERS = 4
 # Records that are being read, or have been, before they are asked for.
 _AHEAD = 2 * _READERS
-# Of a disk's rate, what is read for it: so many pieces of so many bytes, or as many in so long.
+# To measure a disk's rate: the bytes of a piece, the number of pieces, and a limit of time.
 _PIECE, _PIECES, _RATE_S = 2**20, 256, 1.0
 # NumPy has no bfloat16.
 _PLAIN_TYPES = {mx.bfloat16: mx.uint16}
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class DamagedExpertsError(RuntimeError):
-    """A record of the store is not what was written; the file is removed."""
+    """A record of the store is not the one that was written; the file is removed."""
 
 
 class ExpertLayer:

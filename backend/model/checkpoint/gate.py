@@ -1,6 +1,6 @@
 """Every file of a checkpoint that a library might read, checked before one sees the directory.
 
-Libraries open whatever has the right name: a pipe never ends, a huge file takes all memory, and
+Libraries open any file with the right name: a pipe never ends, a huge file takes all memory, and
 deeply nested JSON exhausts the stack.
 """
 
@@ -47,7 +47,7 @@ _FINE_TUNE_TYPES = ("lora", "dora", _FULL)
 
 # The largest number of a float32.
 _MAX_FACTOR = 3.4e38
-# A name of layers, with few repetitions and one choice: what else a pattern can be, may never end.
+# A name of layers, with few repetitions and one choice: other patterns may take forever.
 _ATOM = r"(?:[\w.-]|\\[.d]|\[[\w-]+\])"
 _PATTERN = re.compile(rf"\^?(?:{_ATOM}[*+]?|\((?:\?:)?[\w.|\\-]+\))+\$?")
 _MAX_PATTERNS = 4096
@@ -228,7 +228,7 @@ def fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) ->
 
 
 def weights_fingerprint(options: ModelOptions, directory: Path, types: Sequence[str]) -> str:
-    """Return the same name, but whatever the options of its KV caches are."""
+    """Return the same name, but independent of the options of its KV caches."""
     return _digest(_weights(options, directory, types))
 
 

@@ -1,4 +1,4 @@
-"""Mends of the libraries' model code: bugs, and what only knows one row or rows of one length.
+"""Mends of the libraries' model code: bugs, and code for only one row or rows of one length.
 
 A mend gives a module of a network a class derived from its own. Every one has a test that fails
 once upstream makes it needless.
@@ -196,7 +196,7 @@ def _attending_rows(kind: type) -> type:
 
 _ATTENTION = "self_attn"
 
-# What the attention of one row takes, by names: its cache, what all rows were given, its place.
+# The named arguments of one row's attention, from its cache, those of all rows, and its place.
 RowArguments: TypeAlias = Callable[[Untyped, Mapping[str, Untyped], int], dict[str, Untyped]]
 
 
@@ -248,7 +248,7 @@ def _in_its_chunk(cache: Untyped, _named: Mapping[str, Untyped], _place: int) ->
 
 
 def _in_its_window(cache: Untyped, named: Mapping[str, Untyped], place: int) -> dict[str, Untyped]:
-    """Give a row of deepseek_v41 its positions, and what its earlier layers have shared."""
+    """Give a row of deepseek_v41 its positions, and the values its earlier layers have shared."""
     kept = 0 if cache.window is None else cache.window.shape[1]
     last = kept + 1
     return {

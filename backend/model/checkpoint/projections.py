@@ -54,7 +54,7 @@ def keep_by_row(model: Network) -> None:
 
 
 def projecting(kind: Untyped) -> type:
-    """Return a class of glm5_next's attention that projects what a row lacks."""
+    """Return a class of glm5_next's attention that makes the projections that a row lacks."""
     upstream = sys.modules[kind.__module__]
     shortest, longest = upstream.DECODE_BLOCK_SIZE + 1, upstream._MAX_PROJECTED_PREFILL_TOKENS  # noqa: SLF001
 

@@ -1,7 +1,7 @@
 """Repairs of a conversation for a template: the order of turns, calls, results, contents.
 
 All of them keep every text in its place. A repair of a turn depends on that turn and its
-neighbours, never on what comes later: the prompt before it stays the same in the next request.
+neighbours, never on later turns: the prompt before it stays the same in the next request.
 """
 
 import hashlib
@@ -343,7 +343,7 @@ def leading(turns: Sequence[Turn]) -> int:
 def _place_notes(turns: Sequence[Turn], role: str, is_note: Callable[[int], bool]) -> list[Turn]:
     """Write some turns of a role as marked text in a neighbour: the user turn or result after it.
 
-    A result also takes what follows it. Elsewhere the text becomes a user turn of its own.
+    A result also takes such turns after it. Elsewhere the text becomes a user turn of its own.
     """
     placed: list[Turn] = []
     waiting: _Content = ""
@@ -359,7 +359,7 @@ def _place_notes(turns: Sequence[Turn], role: str, is_note: Callable[[int], bool
 
 
 def _settle(placed: list[Turn], waiting: _Content, after: Turn | None) -> None:
-    """Place the waiting text between what is placed and the turn after it, and that turn too."""
+    """Place the waiting text between the placed turns and the turn after it, and that turn too."""
     before = placed[-1] if placed else None
     role = after["role"] if after else ""
     if waiting and after and (role == "user" or (role == "tool" and before and calls_of(before))):
@@ -520,7 +520,7 @@ def spell_calls_and_results(turns: Sequence[Turn], spelling: Spelling = PLAIN) -
 def wrap_arguments(turns: Sequence[Turn]) -> list[Turn]:
     """Put arguments that are no object into one, for templates that iterate over them.
 
-    An agent sends back what the token limit cut off, and its own words on it as the result.
+    An agent sends back arguments that the token limit cut off, and its own words as the result.
     """
     return [_with_objects(turn) for turn in turns]
 

@@ -23,11 +23,11 @@ _texts = attrgetter("content", "name", "tool_call_id", "reasoning_content")
 
 
 class Disarmer(ABC):
-    """Changes what a text would mean to the model; made for the texts of callers."""
+    """Changes marks in a caller's text that would mean something to the model."""
 
     @abstractmethod
     def disarmed(self, text: str) -> str:
-        """Return a text without what the model would misread."""
+        """Return a text without the marks that the model would misread."""
 
     def disarmed_message(self, message: Message) -> Message:
         """Return the message with all of its text disarmed; its media stay in place."""
@@ -93,7 +93,7 @@ class Disarmer(ABC):
 
 # Digits pass through any filter of a template, and through JSON.
 GUARD = str(10**15 + secrets.randbelow(9 * 10**15))
-# What the model wrote, or is told how to write: its marks of thoughts and calls mean something.
+# The model's own texts, and its instructions: their marks of thoughts and calls mean something.
 _OWN_ROLES = frozenset({"assistant", "system", "developer"})
 _PREFIX_CHARS = 2
 
@@ -155,7 +155,7 @@ class Guard:
     """Puts guards into the texts of a request.
 
     Attributes:
-        marks: Of texts that are data: what users, tools and their definitions say.
+        marks: Of texts that are data: those of users, tools and their definitions.
         own_marks: Of texts of the assistant and the system, which may mark thoughts and calls.
     """
 
@@ -217,7 +217,7 @@ def _copy(tokenizer: FastTokenizer, added: Sequence[AddedToken]) -> FastTokenize
         copy.pre_tokenizer = tokenizer.pre_tokenizer
     if tokenizer.post_processor:
         copy.post_processor = tokenizer.post_processor
-    # In what the normaliser returns there is no guard any more.
+    # The normaliser's result has no guard any more.
     copy.add_tokens([_raw(token) for token in added])
     return copy
 

@@ -1,6 +1,6 @@
 """Loads a checkpoint's tokenizer and chat template through transformers.
 
-What is missing or does not fit raises `LoadError`.
+A part that is missing or does not fit raises `LoadError`.
 """
 
 import logging
@@ -56,7 +56,7 @@ def read_tokenizer(options: ModelOptions, directory: Path, *, is_told: bool = Tr
 
     Args:
         options: May name another tokenizer.
-        is_told: Whether to log what transformers had changed.
+        is_told: Whether to log that transformers had other rules.
     """
     with tokenizer_named(options):
         source = tokenizer_directory(options, directory)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _WAIT_S = 120.0
 _MAX_ANSWER_BYTES = 2**26
 _SHOWN_CHARS = 200
-# What may be between the parentheses of a group: a set, an escape, a letter.
+# A part of the content of a group: a set, an escape, a letter.
 _ATOM = re.compile(r"\\.|\[(?:\\.|\[[^\]]*\]|[^\]\\])*\]|\(\??|.", re.DOTALL)
 # The same in a group without groups, with properties and counts whole.
 _ATOM_OF_SET = re.compile(r"\\[pP]\{\^?\w+\}|\{\d*,?\d*\}|" + _ATOM.pattern, re.DOTALL)
@@ -128,7 +128,7 @@ def may_explode(pattern: str) -> bool:
 
 
 def _is_separated(content: str) -> bool:
-    """Tell whether a group begins with a letter that is nowhere else in what it matches."""
+    """Tell whether a group begins with a letter that is nowhere else in its matches."""
     atoms = _ATOM.findall(content.removeprefix(":"))
     rest = content.removeprefix(":").removeprefix(first := atoms[0] if atoms else "")
     is_letter = len(first) == 1 and first not in "(|.^$" and not _VARIABLE.match(rest)

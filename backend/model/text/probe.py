@@ -103,7 +103,7 @@ class Form:
     """The form that a template needs for all conversations.
 
     Attributes:
-        shows_text: Whether its output contains what is said at all; a fixed text may not.
+        shows_text: Whether its output contains the messages' texts at all; a fixed text may not.
     """
 
     calls: CallStyle = field(default_factory=CallStyle)

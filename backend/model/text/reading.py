@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backend.model.text.isolated.long_texts import LongTexts
 
 PIECE_CHARS = 32 * 1024
-# Of ids and what else is known of many tokens, in arrays.
+# Of ids and other numbers of many tokens, in arrays.
 NUMBER_TYPE = "i"
 # A search for a place holds Python's lock for so many characters.
 _SEARCH_CHARS = 256 * 1024
@@ -36,7 +36,7 @@ _SAMPLE = (
 
 
 class Joint(Enum):
-    """What becomes of the space between two parts; `NONE` means that no place is safe."""
+    """Whether the space between two parts is kept; `NONE` means that no place is safe."""
 
     KEPT = 0
     DROPPED = 1
@@ -120,7 +120,7 @@ Result = TypeVar("Result")
 
 
 class Reading(Enum):
-    """What to find out about a text, and how many numbers tell it of each token."""
+    """The numbers to find for each token of a text, and how many they are."""
 
     PLAIN = 1  # ids
     SPECIAL = (1, "with the tokenizer's own")  # ids
@@ -350,7 +350,7 @@ def added_ids(encode: Callable[..., Sequence[int]]) -> tuple[Sequence[int], Sequ
 def columns(
     tokenizer: FastTokenizer, reading: Reading, text: str, second: str = ""
 ) -> list[list[int]]:
-    """Return what a Rust tokenizer finds, one list for each number of a token."""
+    """Return the numbers that a Rust tokenizer finds, one list for each number of a token."""
     encode = tokenizer.encode_batch if reading is Reading.PLACES else tokenizer.encode_batch_fast
     adds = reading in (Reading.PAIR, Reading.SPECIAL)
     given = (text, second) if reading is Reading.PAIR else text

@@ -20,9 +20,9 @@ from backend.model.text.conversation import (
     to_turns,
 )
 
-# Templates may drop what an assistant said: its thoughts, or a preamble of calls.
+# Templates may drop texts of an assistant: its thoughts, or a preamble of calls.
 _KEPT_ROLES = frozenset({"system", "user", "tool"})
-# A text normally begins this close behind the one before it; so many are searched for elsewhere.
+# A text normally begins this soon after the one before it; so many are searched for elsewhere.
 _NEAR_CHARS = 4096
 _MAX_FAR_TEXTS = 64
 

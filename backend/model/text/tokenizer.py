@@ -293,7 +293,7 @@ def vocabulary_of(hf_tokenizer: HfTokenizer) -> Mapping[str, int]:
 
 
 def _known_ids(hf_tokenizer: HfTokenizer) -> Callable[[int], bool]:
-    """Return what tells whether an id can be decoded; a Rust tokenizer skips unknown ones."""
+    """Return a test of whether an id can be decoded; a Rust tokenizer skips unknown ones."""
     if hf_tokenizer.is_fast:
         return range(2**32).__contains__
     return frozenset(hf_tokenizer.get_vocab().values()).__contains__

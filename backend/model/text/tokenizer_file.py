@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 # These name tokens too.
 _NAMING_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# Digits, white space, scripts, marks, code: what rules of splitting and normalising disagree about.
+# Digits, white space, scripts, marks, code: rules of splitting and normalising differ on these.
 SAMPLE = (
     "Rules\n\n1. Only 12345, or 3.14e-10 (½, ², Ⅳ, ١٢٣, १२३)!\n\n\n  two   spaces\t\ttabs\r\n \n"
     "def f(x_1):\n    return {'a': [x**2, 0x1F]}  # don't, we'LL\n- key: \"value\"\n"
@@ -250,7 +250,7 @@ def _renumbered(processor: Any, ids: Mapping[str, int]) -> Any:  # noqa: ANN401 
 
 
 def _add_tokens(published: FastTokenizer, library: HfTokenizer, directory: Path) -> None:
-    """Add the tokens that are not in the file, and what others say about being special.
+    """Add the tokens that are not in the file, and set whether the others are special.
 
     A class has defaults for roles, such as "<|endoftext|>", that the model may never have seen.
     """

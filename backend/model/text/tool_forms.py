@@ -1,8 +1,9 @@
 """Fits tools to a chat template that refuses them, or loses part of them.
 
-Clients leave out what templates read without asking, and send schemas that templates do not expect.
-Whether a template takes a tool is found by rendering it. A tool that it takes stays as it is;
-any other gets the nearest form that it takes. Nothing here changes what a call may contain.
+Clients leave out keys that templates read without a check, and send schemas that templates do not
+expect. Whether a template takes a tool is found by rendering it. A tool that it takes stays as it
+is; any other gets the nearest form that it takes. Nothing here changes the allowed content of a
+call.
 """
 
 import json
@@ -152,7 +153,7 @@ _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions", "patternProperties", "
 class ToolForms:
     """Finds the form of a tool that a template takes, and remembers it.
 
-    Refusals are slow in templates that recurse without end, so what was found for one property
+    Refusals are slow in templates that recurse without end, so the form found for one property
     holds for all of the same shape.
     """
 
@@ -231,7 +232,7 @@ class ToolForms:
 
 
 class _View:
-    """What a template shows of a tool, in a conversation of one question."""
+    """The parts of a tool that a template shows, in a conversation of one question."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
@@ -534,7 +535,7 @@ def _words_by_part(tool: Schema) -> Mapping[str, frozenset[str]]:
 
 
 def _choices(schema: JsonValue, *, is_root: bool = False) -> Iterator[JsonValue]:
-    """Yield the texts that a tidied schema allows, and the names of what is in its properties."""
+    """Yield the texts that a tidied schema allows, and the names of nested properties."""
     if not isinstance(schema, Mapping):
         return
     properties = _by_name(schema.get("properties"))

@@ -226,7 +226,7 @@ class MediaPreparer(Protocol):
 
 
 class MediaProcessor:
-    """A checkpoint's processor behind a lock; thread-safe.
+    """A checkpoint's processor with a lock; thread-safe.
 
     Attributes:
         takes_parts: Whether the template writes the snippets; else they are put into messages.

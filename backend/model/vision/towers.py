@@ -116,7 +116,7 @@ _MIXINS: Mapping[str, type] = {
 }
 
 
-# What some of mlx-vlm's processors need besides a checkpoint's usual files, by class.
+# Needs of some of mlx-vlm's processors besides a checkpoint's usual files, by class.
 _NEEDED = {
     "Ernie4_5_VLProcessor": "tokenizer.model, a file of the original checkpoint",
     "Phi4SigLipProcessor": "the packages torch and torchvision",

@@ -29,7 +29,7 @@ _BETWEEN = re.compile(r"\s*+[,;\]]")
 _IN_LINES = re.compile(r"[ \t\r]*+[,;\n]")
 _NO_STRUCTURE = re.compile(r"""[^"'()\[\]{}]*+""")
 _NO_QUOTE = re.compile(r"""[^"'\\]*+""")
-# What may follow a string: after another quote in it, it goes on.
+# Characters that may follow a string: after another quote in it, it goes on.
 _AFTER_LISTED_STRING = frozenset(",)]}:;")
 _TRIPLE = ('"""', "'''")
 # An apostrophe begins no string; the prefix of one is a single letter.
@@ -236,7 +236,7 @@ class LiteralListReader:
 class BarePythonReader:
     """Reads calls that begin an answer as they arrive, if their line has nothing but calls.
 
-    What follows the first calls decides whether they are in a sentence, unless they are long.
+    The text after the first calls decides whether they are in a sentence, unless they are long.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class BarePythonReader:
             is_open = FENCE.startswith(follows) and not is_last
             return None if is_open else follows.startswith(FENCE) or not follows
         follows = self._raw[end:].lstrip(_IN_LINE)
-        # What begins with a bracket is a special token.
+        # Text that begins with a bracket is a special token.
         if self._raw[:end].endswith("\n") or follows.startswith(("\n", "<", *self._marks)):
             return True
         is_short = len(self._raw) < end + MAX_TAG_CHARS

@@ -88,7 +88,7 @@ class JsonArguments:
         return 1 if self.is_whole else self._scanner.pending
 
     def read_from(self, text: str, position: int) -> tuple[str, int]:
-        """Return what can be emitted, and the position after the arguments or at an error."""
+        """Return a piece to emit, and the position after the arguments or at an error."""
         if not self._has_begun:
             if text[position].isspace():
                 return "", position + 1
@@ -308,7 +308,7 @@ class CallKeys:
     ids: tuple[str, ...] = ()
 
 
-# What an object without arguments may say of itself, as JSON; otherwise it is a record.
+# The types, as JSON, that an object without arguments may have; with another it is a record.
 _CALL_TYPES = (
     "",
     *(f'"{kind}"' for kind in ("function", "function_call", "tool_call", "tool_use")),

@@ -32,7 +32,7 @@ _HIGH = re.compile("[dD][89abAB]..")
 _LOW = re.compile("[dD][c-fC-F]..")
 _REPLACEMENT_DIGITS = "fffd"
 _HEX = frozenset("0123456789abcdefABCDEF")
-# Limits of what is held back at a possible end of a call inside a string.
+# Limits of the text held back at a possible end of a call inside a string.
 _MAX_SPACE = 32
 _MAX_MARKERS = 3
 _CONTROL = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -82,10 +82,10 @@ class _Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _CallEnds:
-    """What may follow the arguments of a call: brackets, and the markers that end it.
+    """The ends of a call after its arguments: brackets, and the markers that end it.
 
     Attributes:
-        plain: The text of a string up to a quote, an escape, or what may be such an end.
+        plain: The text of a string up to a quote, an escape, or a possible end.
         begun: All beginnings of an end.
     """
 
@@ -300,7 +300,7 @@ class JsonScanner:
         return char, position + 1
 
     def _in_tail(self, text: str, position: int) -> tuple[str, int]:
-        """Hold back what may be the end of the call, until other text follows."""
+        """Hold back a possible end of the call, until other text follows."""
         tail = self._tail + text[position]
         if self._ends and self._ends.begun.fullmatch(tail):
             self._tail = tail

@@ -51,7 +51,7 @@ _IN_BLOCK = re.compile(r"[\s,\]]*")
 _STRAY_ENDS = re.compile(r"[\s)\]}]*")
 # Text on a line of its own, no call, bracket or marker.
 _TEXT = re.compile(r"[^\S\n]*+\n\s*+[^\s()\[\]{}\"'`,;:=<|\\]")
-# What follows the end of a string.
+# The text after the end of a string.
 _AFTER_STRING = r"\s*+(?:[)}\]]|,\s*+\w++\s*+[=:])"
 _POSITIONAL = re.compile(r"[rRbBfFuU]{0,2}[\"']|[\[{(\d.-]|(?:True|False|None|true|false|null)\b")
 # Arguments as an object, perhaps with the stars that unpack it.

@@ -77,7 +77,7 @@ class _JsonBodyReader(SteppingReader):
         if not self._arguments.is_whole and self._repair(body, is_last=True):
             return ReaderOutput(self._outbox.end(""))
         if not self._arguments.is_whole:
-            # What is held of a call that was begun is a piece of its arguments.
+            # The held text of a begun call is a piece of its arguments.
             held = "" if self._calls_begun else self.held
             return ReaderOutput(self._outbox.end(""), rejected=held)
         self._complete(0)

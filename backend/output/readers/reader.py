@@ -131,7 +131,7 @@ def name_in_id(call_id: str, names: Iterable[str]) -> str:
     """Return the offered name in an id, however it is joined with the rest; empty if there is none.
 
     Of several, the longest one wins; after a name that ends in a digit, other digits are its
-    number only behind a separator.
+    number only after a separator.
     """
     found = [
         (is_glued, -len(name), name)
@@ -282,7 +282,7 @@ class CallLedger:
         return bool(types.required - json.loads(unwrapped(arguments, types)).keys())
 
     def settle(self, arguments: str) -> ToolCallDelta | None:
-        """Return what completes the latest call's arguments; `None` if others were emitted."""
+        """Return the rest of the latest call's arguments; `None` if others were emitted."""
         rest = continued(self.open_arguments, unwrapped(arguments, self._types))
         return None if rest is None else self._piece(rest)
 

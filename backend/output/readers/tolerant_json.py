@@ -1,6 +1,6 @@
-"""Converts JSON with models' typical errors to valid JSON, and leaves what is valid as written.
+"""Converts JSON with models' typical errors to valid JSON, and leaves valid parts as written.
 
-What a stream has sent of the same text is then a prefix of the result.
+The part of the same text that a stream has sent is then a prefix of the result.
 """
 
 import json
@@ -50,7 +50,7 @@ ODD_QUOTES = ('"""', '\\"', '"', "'", "`")
 # Escapes of Python, in single quotes, that JSON lacks.
 _PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U00(0[0-9a-fA-F]{5}|10[0-9a-fA-F]{4})|.)")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
-# What may follow a string, besides the closing bracket of the value around it.
+# Text that may follow a string, besides the closing bracket of the value around it.
 _NEXT_KEY = re.compile(
     r"""\\?["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]"""
 )

@@ -419,7 +419,7 @@ def _split(raw: str, mark: str, *, may_lack_end: bool = False) -> tuple[str, lis
 def _element_at(raw: str, begin: int, mark: str) -> tuple[str, str, int] | None:
     """Return the name, the inside and the end of an element whose first tag follows its mark.
 
-    A name may contain what tags are made of: the longest one with a last tag counts.
+    A name may contain the characters of tags: the longest one with a last tag counts.
     """
     limit = raw.find(mark, begin)
     if not raw.startswith("<", begin) or limit < 0:
@@ -459,7 +459,7 @@ def _closing(raw: str, position: int, first: str, last: str) -> int:
 
 
 def continued(sent: str, value: str) -> str | None:
-    """Return what completes the sent beginning of a JSON value; `None` if that differs."""
+    """Return the text that completes the sent beginning of a JSON value; `None` if that differs."""
     if value.startswith(sent):
         return value[len(sent) :]
     parsed = json.loads(value)

@@ -1,8 +1,8 @@
 """`pb.PredictOptions` to `GenerationCall`: parsed once, strictly, at the edge.
 
-What a request leaves open comes from the model's options, then it is off. In the fields of sampling
-proto3's zero stands for "unset", except in `Temperature`, where it is greedy, and in `Seed`, where
-it is a seed.
+A value that a request leaves open comes from the model's options, or else is off. In the fields of
+sampling proto3's zero stands for "unset", except in `Temperature`, where it is greedy, and in
+`Seed`, where it is a seed.
 """
 
 import logging

@@ -297,7 +297,7 @@ DTYPES = {
     "bf16": "bfloat16",
 }
 
-# Errors of what a caller has named; others are of this machine, or of the engine.
+# Errors of the model that a caller has named; others are of this machine, or of the engine.
 _OF_CALLERS = (LoadError, ModelNotFoundError, UnsupportedModelError, UnreadableTokenizerError)
 
 

@@ -302,7 +302,7 @@ _NOT_PARALLEL_KEY = "disable_parallel_tool_use"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What `Tools` offers.
+    """The content of `Tools`.
 
     Attributes:
         skipped: Kinds of the tools that cannot be called, by name or else by kind.

@@ -289,7 +289,7 @@ class GrammarCompiler:
 
 
 def _problem_of(grammar: LarkGrammar, vocabulary: Vocabulary) -> str:
-    """Compile a grammar, and return what is wrong with it; empty if nothing is."""
+    """Compile a grammar, and return its problem; empty if it has none."""
     return _compiled(grammar, vocabulary)[1]
 
 
@@ -397,7 +397,7 @@ class Trial:
             raise GrammarError(problem)
 
     def _timed(self, grammar: LarkGrammar) -> str:
-        """Return what is wrong with a grammar; the kernel ends the process if it takes too long."""
+        """Return the problem of a grammar; the kernel ends the process if it takes too long."""
         signal.setitimer(signal.ITIMER_PROF, self._cpu_s)
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE * self._cpu_s)
         try:
@@ -417,14 +417,14 @@ class Trial:
         return self._ending(os.waitpid(child, 0)[1]) or problem
 
     def _ending(self, status: int) -> str:
-        """Return what a fork's end says of its grammar; nothing if it ended as it should."""
+        """Return the problem that a fork's end shows; empty if it ended as it should."""
         code = os.waitstatus_to_exitcode(status)
         if -code in _TIMERS:
             return f"takes longer than {self._cpu_s} s to compile"
         return "is too large" if code else ""
 
     def _try(self, grammar: LarkGrammar, writer: int) -> NoReturn:
-        """Compile in the fork, and tell what is wrong."""
+        """Compile in the fork, and write the problem."""
         try:
             # Rust has last words when the stack is full.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,4 +1,4 @@
-"""Rules of GBNF as a graph: what derives text, and the same language with less of a stack."""
+"""Rules of GBNF as a graph: those that derive text, and the same language with less of a stack."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -8,7 +8,7 @@ Find: TypeAlias = Callable[[object], object]
 """Returns the schema that a reference means, or nothing."""
 
 TEXTS = frozenset({"title", "description", "$comment"})
-# What is not shown by so many comparisons of two schemas is not shown.
+# A proof that needs more comparisons of two schemas fails.
 _MAX_STEPS = 5000
 _MAX_PARTS = 64
 _MAX_DEPTH = 8

@@ -109,7 +109,7 @@ def is_idle(keyword: str, value: object) -> bool:
 
 
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
-    """Return a schema that says in conditions of a grammar what it says of its properties."""
+    """Return a schema that restricts its properties by conditions that a grammar knows."""
     fields = _with_closed_parts(_with_declared_names(_with_known_text(schema), find), find)
     fields = _with_dependencies(fields)
     fields = with_open_conditions(fields, find)
@@ -224,7 +224,7 @@ _NUMERALS = {"integer": r"^-?[0-9]+$", "number": r"^-?[0-9]+(\.[0-9]+)?$"}
 
 
 def _pattern_of(names: Mapping[str, Any]) -> str:
-    """Return the pattern that says what a schema says of names; empty for none."""
+    """Return a schema of names as a pattern; empty if there is none."""
     left = names.keys() - TEXTS - {"type"}
     types = _types_of(names)
     if not left and types and "string" not in types:

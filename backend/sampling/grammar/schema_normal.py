@@ -29,7 +29,7 @@ _ITEMS = ("prefixItems", "items")
 def _merge(first: Conditions, second: Conditions) -> dict[str, Any] | None:
     """Return conditions that mean both, or `None` if no value matches both.
 
-    What cannot be joined stays in `allOf`.
+    Conditions that cannot be joined stay in `allOf`.
     """
     if not first or not second:
         return dict(first or second)
@@ -134,7 +134,7 @@ def _is_refused(name: str, conditions: Conditions) -> bool:
 
 
 def _elsewhere(name: str, other: Conditions) -> AnySchema:
-    """Return what conditions say about a property."""
+    """Return the schema that conditions have for a property."""
     others = True if "patternProperties" in other else other.get("additionalProperties", True)
     found: AnySchema = other.get("properties", {}).get(name, others)
     return found

@@ -59,7 +59,7 @@ def _whole(tokens: Sequence[str], pattern: str) -> str:
 
 
 def _alternatives(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield what stands between the bars outside all brackets."""
+    """Yield the tokens between the bars outside all brackets."""
     depth, found = 0, list[str]()
     for part in tokens:
         depth += (part == "(") - (part == ")")

@@ -1,9 +1,8 @@
-r"""Formats of strings as patterns without anchors: what a reader of today's libraries takes.
+r"""Formats of strings as patterns without anchors: texts that readers in today's libraries take.
 
-None has a "<", nor a slash other than as `\x2f`, which ends a terminal. They are what RFC 3339,
-RFC 3986, RFC 4291, RFC 5321 and ISO 8601 allow, but for leap seconds, which few readers know,
-quoted mailboxes, and the total length of a host name. Networks, and UUIDs of a version, are
-pydantic's.
+None has a "<", nor a slash other than as `\x2f`, which ends a terminal. They follow RFC 3339, RFC
+3986, RFC 4291, RFC 5321 and ISO 8601, but for leap seconds, which few readers know, quoted
+mailboxes, and the total length of a host name. Networks, and UUIDs of a version, are pydantic's.
 """
 
 from collections.abc import Mapping

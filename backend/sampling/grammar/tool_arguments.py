@@ -136,7 +136,7 @@ def _quotations(text: str) -> Iterator[str]:
 def _literal_arguments(
     dialect: Literals, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of a tool's arguments as named literals, and of what follows them.
+    """Return the expression of a tool's arguments as named literals, and of the text after them.
 
     Raises:
         GrammarError: A parameter cannot be enforced; the message says which.
@@ -317,7 +317,7 @@ _BOOLEAN = frozenset({"boolean"})
 def _tagged_arguments(
     dialect: Tags, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of a tool's arguments in tags, and of what follows them.
+    """Return the expression of a tool's arguments in tags, and of the text after them.
 
     Raises:
         PartError: A parameter cannot be enforced.
@@ -331,7 +331,7 @@ def _tagged_arguments(
 class _Arguments:
     """Writes the expressions of the arguments of a call.
 
-    The end of a value is written together with the beginning of what follows it: only there are
+    The end of a value is written together with the beginning of the text after it: only there are
     readers certain of it.
     """
 
@@ -355,7 +355,7 @@ class _Arguments:
         written = text_of(end)
         before, mark, tail = written.partition(self._ends.ends[0] or written)
         first, *others = writer.pieces(before + mark)
-        # What comes after it is not part of an argument, which is written once therefore.
+        # The text after it is not part of an argument, which is written once therefore.
         self._ending = Ending(first, "")
         lines = ("", "\n") if MAYBE_LINE in end else ("",)
         after = text_of(site.after)
@@ -408,7 +408,7 @@ class _Arguments:
         return _Argument(item, self._dialect, self._limits, self._parameters, self._writer)
 
     def _rest(self, number: int) -> str:
-        """Return the rule of what follows the first mark after the value of an argument."""
+        """Return the rule of the text after the first mark that follows an argument's value."""
         return self._writer.rule_of_bits(
             f"{self._key} after {number}", lambda: " | ".join(self._ways_after(number))
         )
@@ -450,7 +450,7 @@ class _Argument:
         return self.write(begin, Ending(first, sequence(others)))
 
     def write(self, begin: Template, ending: Ending) -> str:
-        """Return the expression of the argument from a part of its beginning to what follows."""
+        """Return the expression of the argument from a part of its beginning to its ending."""
         return self._writer.rule(alternatives(self._ways(begin, ending)))
 
     def _ways(self, begin: Template, ending: Ending) -> Iterator[str]:
@@ -525,7 +525,7 @@ class _Argument:
         return json_in_any_order(others, self._parameters, self._writer, tags)
 
     def _spelled(self, texts: list[Kind], ending: Ending) -> str:
-        """Return the expression of texts and what follows them."""
+        """Return the expression of texts and their ending."""
         constants = [text for kind in texts for text in self._constants(kind) or ()]
         ways = [self._constant_texts(texts, ending)] if constants else []
         for kind in texts:
@@ -588,7 +588,7 @@ class _Argument:
 def arguments_in(
     dialect: Dialect, site: CallSite, parameters: Parameters, writer: GrammarWriter
 ) -> str:
-    """Return the expression of a tool's arguments, and of what follows them.
+    """Return the expression of a tool's arguments, and of the text after them.
 
     Raises:
         PartError: A parameter cannot be enforced.

@@ -1,4 +1,4 @@
-"""The grammar of calls in a model's format, of the text around them, and what it cannot hold."""
+"""The grammar of calls in a model's format, of text around them, and the parts it cannot hold."""
 
 import json
 import logging
@@ -205,7 +205,7 @@ def writable(tool_format: ToolFormat, parameters: Parameters, vocabulary: Vocabu
     """Return the parameters of a tool as far as a format can express them.
 
     Each part that it cannot express is left out, which at worst leaves an object of any arguments.
-    What only a lapse cannot express is left out there.
+    A part that only a lapse cannot express is left out there.
     """
     for frame in tool_format.frames:
         if frame.is_lapse or not _is_written(frame, vocabulary):
@@ -305,7 +305,7 @@ def _lead(tool_format: ToolFormat) -> str:
 
 _MAX_LOGGED = 8
 _ONE_CALL = CallRule(least=1, most=1, has_text=False)
-# The search for a part ends here; what was not found by then is left out with all around it.
+# The search for a part ends here; a part not found by then is left out with all around it.
 _MAX_CHECKS = 200
 # For one tool, and for all tools of a request.
 _SEARCH_S, _ALL_SEARCHES_S = 2.0, 8.0
@@ -322,7 +322,7 @@ class _HeldTool:
         self._is_logged = False
 
     def weaken(self, is_sound: Callable[[Parameters], bool], until_s: float = math.inf) -> bool:
-        """Leave out what cannot be compiled, searching until a time; return whether anything."""
+        """Leave out parts that cannot be compiled, searching until a time; return whether any."""
         if self._is_compiled:
             return False
         before = self.parameters
@@ -343,14 +343,14 @@ class _HeldTool:
         return twin
 
     def log_notes(self) -> None:
-        """Log once what is not enforced."""
+        """Log once the parts that are not enforced."""
         if (notes := self.parameters.notes) and not self._is_logged:
             self._is_logged = True
             log.info("tool %r: not enforced: %s", self.parameters.tool, _list(notes))
 
 
 class HeldTools:
-    """Knows what of each tool's schema one model can be held to; thread-safe."""
+    """Knows the parts of each tool's schema that one model can be held to; thread-safe."""
 
     def __init__(
         self, tool_format: ToolFormat, checker: Checker, parameters: PerSchema[Parameters]
@@ -425,7 +425,7 @@ class _OfferedTools:
         return call_grammar(self._format, parameters, rule, self._checker.vocabulary)
 
     def weaken(self) -> bool:
-        """Leave out what cannot be compiled; return whether a grammar would be another now.
+        """Leave out parts that cannot be compiled; return whether a grammar would be another now.
 
         If every tool can be compiled by itself, the larger half of them gets open arguments.
         """
@@ -455,7 +455,7 @@ class _Search:
         self._until_s = until_s
 
     def weakened(self) -> Parameters:
-        """Return the parameters without what cannot be compiled."""
+        """Return the parameters without the parts that cannot be compiled."""
         if self._check(self._parameters):
             return self._parameters
         for name in self._parameters.schema.get("$defs", {}):
@@ -467,7 +467,7 @@ class _Search:
         return self._parameters
 
     def _weaken(self, pointer: str) -> None:
-        """Leave out what cannot be compiled in a part of the schema."""
+        """Leave out some of a part of the schema, or all of it, so that it compiles."""
         if self._is_sound(pointer):
             return
         for inner in self._inner(pointer):

@@ -63,14 +63,14 @@ _Value = TypeVar("_Value")
 
 
 class PerSchema(Generic[_Value]):
-    """What was made of the schema of each tool, as long as there is room; thread-safe."""
+    """The values made of the schemas of tools, as long as there is room; thread-safe."""
 
     def __init__(self, make: Callable[[Tool], _Value]) -> None:
         self._make = make
         self._known: LastUsed[bytes, _Value] = LastUsed(_MAX_KEPT)
 
     def of(self, tool: Tool) -> _Value:
-        """Return what is made of a tool; very large schemas are read each time."""
+        """Return the value made of a tool; very large schemas are read each time."""
         text = json.dumps([tool.name, tool.parameters])
         if len(text) > _MAX_KEPT_CHARS:
             return self._make(tool)
@@ -118,7 +118,7 @@ class Parameters:
         return cls(tool.name, schema, normal.notes).bounded()
 
     def bounded(self) -> "Parameters":
-        """Return the parameters without what would keep llguidance busy for long."""
+        """Return the parameters without the parts that would keep llguidance busy for long."""
         weaker = self
         for keyword in _COSTLY:
             if weaker.is_bounded:

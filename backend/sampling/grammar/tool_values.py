@@ -1,4 +1,4 @@
-"""What arguments are written of: templates, members in any order, JSON, and raw text."""
+"""The parts of written arguments: templates, members in any order, JSON, and raw text."""
 
 import json
 import re
@@ -51,7 +51,7 @@ class CallSite:
     """The surroundings of the arguments of a call.
 
     Attributes:
-        after: What follows the arguments.
+        after: The text after the arguments.
         foreign: Sequences that end the surroundings, wherever they occur.
     """
 
@@ -115,7 +115,7 @@ def members_in(
 
 
 def _rest_of(group: Group, members: Sequence[str], after: str, writer: GrammarWriter) -> str:
-    """Return the rule of the members that are left, by bits, and of what follows the group."""
+    """Return the rule of the members that are left, by bits, and of the text after the group."""
     key = f"members {group.required} {members} {after}"
 
     def ways() -> str:
@@ -289,10 +289,10 @@ State: TypeAlias = frozenset[tuple[_Track, int]]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What follows a value.
+    """The text after a value.
 
     Attributes:
-        first: The mark that ends it, with the text before the mark, or else its first token.
+        first: The mark that ends the value, with the text before the mark, or else the first token.
         rest: The expression of everything after that.
     """
 
@@ -371,7 +371,7 @@ class RawText:
         return vocabulary.once((limits, looks), lambda: cls(limits, vocabulary, looks=looks))
 
     def before(self, ending: Ending, writer: GrammarWriter) -> str:
-        """Return the expression of the text and what follows it."""
+        """Return the expression of the text and its ending."""
         ways = [ending.after(self._only, writer)]
         for state, last in self._lasts:
             ways.append(chain(self._reached(state, writer), ending.after(last, writer)))
@@ -412,7 +412,7 @@ class RawText:
         return passages, marks
 
     def _refused(self) -> str:
-        """Return a pattern of what no passage contains: any mark spelled out, above all."""
+        """Return a pattern of texts that no passage contains: any mark spelled out, above all."""
         texts = {token: text for text, token in self._vocabulary.markers.items()}
         refused = [mark if isinstance(mark, str) else texts[mark] for mark in self._marks]
         alone = [track.passages[0].pattern for track in self._running if not track.marks]
@@ -442,7 +442,7 @@ class RawText:
             yield _Step(before, self._passage(before, state), marks, frozenset())
 
     def _checks(self, state: State, mark: Mark) -> Iterator[_Check]:
-        """Yield what a mark and the passage before it decide."""
+        """Yield the checks of the passage before a mark."""
         for track in self._running:
             if track.marks[:1] == (mark,):
                 passage = track.passages[0]

@@ -116,7 +116,7 @@ class TokenTexts(Protocol):
 
 
 class Vocabulary:
-    """What a model can write, and with which tokens; shared by all threads.
+    """The texts that a model can write, and their tokens; shared by all threads.
 
     Attributes:
         pieces: Bytes by token id; empty for an id without a token.
@@ -170,7 +170,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Return a vocabulary that writes another one's texts byte by byte, from its attributes.
 
-        Markers and ends keep their ids. What a grammar takes to compile hardly depends on the other
+        Markers and ends keep their ids. The cost of compiling a grammar hardly depends on the other
         tokens, and a small vocabulary is made at once.
         """
         special = dict.fromkeys(eos_ids, b"end") | {i: t.encode() for t, i in markers.items()}
@@ -184,7 +184,7 @@ class Vocabulary:
         return made
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made for a key, or make it; nothing is forgotten."""
+        """Return the value made for a key, or make it; nothing is forgotten."""
         if key not in self._made:
             self._made[key] = make()
         return cast("T", self._made[key])

@@ -88,7 +88,7 @@ class GrammarWriter:
         """Write the bodies of rules, and of those to which they refer.
 
         Args:
-            before: What is known again after an error: others may go on with less.
+            before: The names and lines to restore after an error: others may go on with less.
         """
         try:
             for name, body in self._bodies:

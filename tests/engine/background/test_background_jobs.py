@@ -1,4 +1,4 @@
-"""Work between steps: its order, its share of the time, and what becomes of a job that fails."""
+"""Work between steps: its order, its share of the time, and the errors of jobs that fail."""
 
 import time
 

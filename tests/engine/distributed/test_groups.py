@@ -1,4 +1,4 @@
-"""Which groups there are, what they refuse, and what their ranks agree on."""
+"""The forms of groups, their refusals, and the agreements of their ranks."""
 
 import json
 import socket

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mlx
 
 
 class Ranks:
-    """Two loops: one decides, the other one gets what it decides over the wire."""
+    """Two loops: one decides, the other one gets its decisions, encoded and decoded."""
 
     def __init__(self, network, rng):
         # Like those of a group, they take the pace of their port.
@@ -31,7 +31,7 @@ class Ranks:
         self.turns = 0
 
     def pace(self):
-        """What a clock may say, drawn by lot."""
+        """Draw a pace that a clock may give."""
         tokens = self.rng.randint(1, 40)
         chunk = ChunkLimit(tokens, rest=self.rng.randint(tokens, 2 * tokens))
         prefill = PrefillPace(self.rng.random() < 0.5, shared=chunk, alone=chunk)

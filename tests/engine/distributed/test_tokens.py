@@ -1,4 +1,4 @@
-"""Two and four processes compute what one does: ring over loopback, on the CPU."""
+"""Two and four processes compute the tokens of one: ring over loopback, on the CPU."""
 
 import pytest
 from groups import LONG, build_divisible, find_out, grouped

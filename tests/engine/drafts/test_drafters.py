@@ -1,4 +1,4 @@
-"""What the drafters compute that have no tokens of their own, compared with upstream's."""
+"""Logits of the drafters that have no tokens of their own, compared with upstream's."""
 
 import json
 
@@ -163,7 +163,7 @@ def block_pair(tmp_path):
 
 
 class Recorder:
-    """A sampler of upstream that takes the likeliest, and keeps what it saw [places, V]."""
+    """A sampler of upstream that takes the likeliest token, and keeps all logits [places, V]."""
 
     def __init__(self):
         self.seen = []

@@ -1,4 +1,4 @@
-"""What a head reads and writes, and which model it is for."""
+"""The inputs and drafts of a head, and the models that it is for."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def change_weights(directory, change):
 
 
 def drafted(head, states, tokens, count):
-    """Return what a head drafts greedily after tokens, which follow the states [1, T, D]."""
+    """Return a head's greedy drafts after tokens, which follow the states [1, T, D]."""
     caches, found = head.make_cache(), []
     head.show(states)
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Grammars are made beside each other, and what goes wrong with one costs its request alone."""
+"""Grammars are made side by side, and a failure of one costs its request alone."""
 
 import errno
 import os
@@ -87,7 +87,7 @@ class Scripted:
 
 
 class Asked:
-    """A pool, and what it has answered."""
+    """A pool, and its answers."""
 
     def __init__(self, **options):
         self.noted = []

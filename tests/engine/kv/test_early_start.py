@@ -16,7 +16,7 @@ pytestmark = pytest.mark.mlx
 
 @pytest.fixture
 def dispatched(monkeypatch):
-    """What has been dispatched, in order."""
+    """Return the arrays of each dispatch, in order."""
     found = []
     dispatch = mx.async_eval
 

@@ -53,7 +53,7 @@ def attention(queries, keys, values, *, window=None, sinks=None):
 
 
 def attention_in_pieces(queries, pieces, *, scale, window, sinks):
-    """Compute what a device does for a single query of each row, in NumPy."""
+    """Compute the attention of a single query of each row as a device does, in NumPy."""
     assert scale == SCALE
     seen = [pieces_of(pieces, row) for row in range(len(queries))]
     lengths = [keys.shape[1] for keys, _ in seen]
@@ -89,7 +89,7 @@ class Rows(RuleBasedStateMachine):
         self.rng = np.random.default_rng(seed)
         self.ledger = Ledger(overhead)
         self.layers = [RaggedKV(self.ledger, RowKV()) for _ in range(2)]
-        # Per layer and node: what lies in the prompt cache.
+        # Per layer and node: keys and values in the prompt cache.
         self.nodes = [[self.node(tokens) for tokens in NODES] for _ in self.layers]
         # Per row and layer: keys and values.
         self.rows: list[list[tuple[np.ndarray, np.ndarray]]] = []

@@ -1,4 +1,4 @@
-"""What is remembered of media, with towers that only count."""
+"""Remembered features and positions of media, with towers that compute nothing."""
 
 from dataclasses import dataclass
 

@@ -105,7 +105,7 @@ def test_the_trial_finds_that_their_attention_must_run_row_by_row(built, family)
 
 
 def test_ranks_run_no_rows_apart(built):
-    """Stages of a pipeline tie what they have sent to the cache of one row."""
+    """Stages of a pipeline tie the arrays that they have sent to the cache of one row."""
     ranks = Ranks(lambda value: (value, value))
     assert not plan_of(*built("llama4"), ranks=ranks).batches
 

@@ -1,4 +1,4 @@
-"""What requests are counted with, and who runs, in numbers alone."""
+"""The memory that requests are charged, and which of them run, in numbers alone."""
 
 import itertools
 from dataclasses import replace

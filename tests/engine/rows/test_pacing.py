@@ -144,7 +144,7 @@ def test_drawn_tokens_are_counted_and_their_sum_tells_their_order():
 
 
 def prefilled(taken, *sizes):
-    """What passes of these sizes teach, one after another over one prompt, and where it ends."""
+    """Return a memory of passes of these sizes, in turn over one prompt, and their end."""
     memory, stop = PassMemory(), 0
     for tokens in sizes:
         stop += tokens

@@ -1,4 +1,4 @@
-"""What a request does reaches its reader once and in order, however the two take turns."""
+"""The events of a request reach its reader once and in order, however the two take turns."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is told of a turn of the engine that does not end, and when it is given up."""
+"""Warnings about a turn of the engine that does not end, and when it is given up."""
 
 import asyncio
 

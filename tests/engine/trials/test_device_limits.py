@@ -219,7 +219,7 @@ def test_a_chunk_that_would_take_too_much_memory_is_smaller_and_the_reply_the_sa
     [cut], taken = serve(networks, limit, prompt)
     assert cut.token_ids == free.token_ids
     assert max(nbytes for _, nbytes in plenty) > 2 * limit
-    # The first passes show what one takes.
+    # The first passes show how much one takes.
     assert max(nbytes for _, nbytes in taken[2:]) < 1.2 * limit
     assert all(50 < tokens < 120 for tokens, _ in taken[2:-1])
 

@@ -1,4 +1,4 @@
-"""What is foretold of a model is what a load finds."""
+"""The forecast of a model agrees with the measurements of a load."""
 
 from dataclasses import replace
 from io import StringIO

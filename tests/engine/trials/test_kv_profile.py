@@ -1,4 +1,4 @@
-"""What a model's caches are expected to take, against what they take."""
+"""The expected bytes of a model's caches, against the actual ones."""
 
 import pytest
 from engine_driver import Driver, make_request, prompt_of
@@ -22,7 +22,7 @@ def profile_of(network, **tuning) -> KvProfile:
 
 
 def taken(network, lengths, **tuning) -> int:
-    """What the KV caches of rows take that decode together."""
+    """Return the bytes of the KV caches of rows that decode together."""
     driver = Driver(network, max_cache_bytes=0, prefill_chunk_alone=48, **tuning)
     for number, length in enumerate(lengths):
         driver.loop.requests.submit(make_request(str(number), prompt_of(length), max_tokens=40))

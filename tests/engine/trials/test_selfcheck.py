@@ -269,7 +269,7 @@ def test_rows_that_no_text_uses_do_not_make_a_model_senseless():
 
 
 class Saying:
-    """Answers with what a function of the token ids says."""
+    """A network whose logits are a function of the token ids."""
 
     layers = ()
 

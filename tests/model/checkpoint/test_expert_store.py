@@ -1,4 +1,4 @@
-"""The file of experts: who may replace it, and what is beside it."""
+"""The file of experts: its contents, its replacement, and the drafts beside it."""
 
 import fcntl
 import os

@@ -132,7 +132,7 @@ def test_afm7_reads_positions_from_the_keys_that_its_layers_share(tmp_path):
 
 
 def test_rows_of_nemotron_h_end_where_their_tokens_end(tmp_path):
-    """Upstream contract: the states of padded rows lack what their tokens brought."""
+    """Upstream contract: the states of padded rows lack the contribution of their tokens."""
     directory = build("nemotron_h", tmp_path)
     plain, mended = (import_mlx_lm().load_model(directory)[0] for _ in range(2))
     mend(mended)

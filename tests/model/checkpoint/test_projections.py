@@ -1,4 +1,4 @@
-"""What glm5_next projects from its latents is kept by row, and never stored."""
+"""Projections of glm5_next from its latents are kept by row, and never stored."""
 
 import mlx.core as mx
 import pytest

@@ -46,7 +46,7 @@ def test_upstream_has_what_the_loader_calls():
     assert callable(render_jinja_template)
 
 
-# What a process does that asks transformers for classes of models.
+# The code of a process that asks transformers for classes of models.
 _ASKS = """
 import logging, sys
 from pathlib import Path

@@ -103,7 +103,7 @@ CARD = ModelCard(
 
 @dataclasses.dataclass(frozen=True)
 class Chat:
-    """A template, a tokenizer, and what all requests have in common."""
+    """A template, a tokenizer, and the tools and options of all requests."""
 
     template: ChatTemplate
     tokenizer: Tokenizer
@@ -145,7 +145,7 @@ def chat(chat_template: Templates) -> Callable[..., Chat]:
 
 
 def later_requests(messages: Conversation, *, thinks: bool, calls: bool) -> list[Conversation]:
-    """What a client may send after `messages`: the next turn, or another one at some place."""
+    """Return requests that may follow `messages`: the next turn, or another one at some place."""
     system = tuple(message for message in messages if message.role == "system")
     users = [n for n, message in enumerate(messages) if message.role == "user"]
     thought = "lo and behold" if thinks else ""

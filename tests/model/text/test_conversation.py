@@ -1,4 +1,4 @@
-"""What is done with messages that a template does not take as they are sent."""
+"""Changes to messages that a template does not take as they are sent."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Marks in a caller's text are text: to the tokenizer, to templates, and in what is decoded."""
+"""Marks in a caller's text are text: to the tokenizer, to templates, and after decoding."""
 
 import functools
 import json
@@ -154,7 +154,7 @@ def test_every_text_of_a_message_is_guarded():
     (safe,) = guard.messages([message])
     spelled = str(safe)
     assert TURN_END not in spelled
-    # What the model says itself may mark its thoughts.
+    # The model's own text may mark its thoughts.
     assert spelled.count(TURN_START) == safe.content.count(TURN_START) == 1
     assert json.loads(unguarded(safe.tool_calls[0].arguments)) == json.loads(call.arguments)
     assert unguarded(safe.tool_calls[0].arguments) == call.arguments

@@ -21,7 +21,7 @@ TEXT = st.lists(
 
 
 class Recorder:
-    """A tokenizer that keeps what it was given."""
+    """A tokenizer that keeps the texts it was given."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special_texts = tokenizer.special_texts

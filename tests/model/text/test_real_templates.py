@@ -245,7 +245,7 @@ def test_an_ordinary_tool_is_rendered_as_it_is(name):
     assert found.render([QUESTION], tools, {}) == own
 
 
-# Templates may drop what an assistant said before a call.
+# Templates may drop an assistant's text before a call.
 KEPT = ("system", "developer", "user", "tool", "function")
 
 
@@ -355,7 +355,7 @@ def test_a_later_system_message_leaves_the_prompt_before_it_as_it_was(name):
     for shape in LATER:
         messages = SHAPES[shape]
         for tools in shown_tools(found):
-            # Some templates themselves change what is before a later question.
+            # Some templates themselves change the text before a later question.
             if all(grows(found, others, tools) for others in plain(messages)):
                 assert grows(found, messages, tools), (shape, tools)
 
@@ -430,7 +430,7 @@ HELD_OTHERWISE = {
 
 @pytest.mark.parametrize("name", [name for name in FOUND if name not in HELD_OTHERWISE])
 def test_calls_are_held_to_the_layout_in_which_it_writes_them(name):
-    """A model that is held to another one writes what it has not learnt."""
+    """A model that is held to another layout writes calls that it has not learnt."""
     found = template(name)
     written = found.written_call
     if not written:

@@ -23,7 +23,7 @@ def stubborn():
         try:
             while True:
                 pass
-        except Exception:  # noqa: BLE001, S110 (what a template's functions might do)
+        except Exception:  # noqa: BLE001, S110 (as a template's functions might)
             pass
 
 

@@ -240,7 +240,7 @@ def test_threads_encode_and_decode_at_once(tokenizer: Tokenizer):
 
 
 def test_the_state_of_a_decoder_is_its_json():
-    """What `_piece_table` relies on in tokenizers 0.23."""
+    """`_piece_table` relies on this in tokenizers 0.23."""
     fast = byte_level().backend_tokenizer
     whole = json.loads(fast.to_str())["decoder"]
     assert json.loads(fast.decoder.__getstate__()) == whole

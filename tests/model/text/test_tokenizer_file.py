@@ -175,7 +175,7 @@ def test_what_the_config_says_about_being_special_counts(tmp_path: Path):
 
 
 def test_defaults_of_a_class_that_no_file_names_are_no_tokens(tmp_path: Path):
-    """GPT2Tokenizer would add "<|endoftext|>" behind the last row of the embedding."""
+    """GPT2Tokenizer would add "<|endoftext|>" after the last row of the embedding."""
     published = write("single digits", tmp_path)
     hf_tokenizer = read_tokenizer(ModelOptions(model=str(tmp_path)), tmp_path)
     tokenizer = Tokenizer(hf_tokenizer)

@@ -21,7 +21,7 @@ from backend.model.text.tool_forms import (
 
 
 class Strict:
-    """A template that takes nothing but what it knows, and counts how often it is run."""
+    """A template that takes only the tools it knows, and counts how often it is run."""
 
     def __init__(self, takes):
         self.takes = takes

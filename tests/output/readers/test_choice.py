@@ -6,7 +6,7 @@ from backend.output.readers.reader import CallLedger, ReaderContext, ReaderOutpu
 
 
 class EchoCursor:
-    """Hands out what it is fed, after its own name."""
+    """Hands out the text that it is fed, after its own name."""
 
     is_mid_call = False
     held = "held"

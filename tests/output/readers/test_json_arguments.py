@@ -1,4 +1,4 @@
-"""What models write in place of an object of arguments, in formats whose arguments are JSON."""
+"""Texts in place of an object of arguments, in formats whose arguments are JSON."""
 
 import json
 

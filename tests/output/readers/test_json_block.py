@@ -145,7 +145,7 @@ def test_half_a_code_point_is_no_name():
     "value",
     [
         *('"no object"', '"[1]"', '"{1}"', "nul", "7", "[0]"),
-        # What Python's own reader of JSON gives up on.
+        # Too much for Python's own reader of JSON.
         *(f"[{'1' * 5000}]", "[" * 5000 + "]" * 5000),
     ],
     ids=range(8),

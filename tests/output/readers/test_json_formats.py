@@ -1,4 +1,4 @@
-"""What golden cases cannot show of the formats with JSON arguments: ids, and when deltas leave."""
+"""Formats with JSON arguments, beyond the golden cases: ids, and when deltas leave."""
 
 import json
 

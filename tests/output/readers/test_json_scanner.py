@@ -46,7 +46,7 @@ def test_it_is_json_when_the_standard_library_says_so(text, opener):
     try:
         value, expected_end = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
-        # A comma too much: what was taken has to be without.
+        # A comma too much: the taken text has to be without it.
         assert scanner.state is not JsonState.COMPLETE or len(taken) < end
         assert scanner.state is not JsonState.COMPLETE or json.loads(taken) is not None
     else:

@@ -1,4 +1,4 @@
-"""JSON with models' errors: what is sound stays as written, so that a stream can go on with it."""
+"""JSON with models' errors: sound parts stay as written, so that a stream can go on with them."""
 
 import json
 
@@ -40,7 +40,7 @@ CASES = {
 
 
 def streamed(text):
-    """Return what a stream sends of a text, before it ends or breaks."""
+    """Return the part of a text that a stream sends before it ends or breaks."""
     scanner = JsonScanner(call_ends(("</tool_call>",)))
     return "".join(scanner.read_from(char)[0] for char in text if scanner.state is JsonState.OPEN)
 

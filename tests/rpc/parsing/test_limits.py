@@ -1,4 +1,4 @@
-"""What one request may hold: each limit is inclusive, and its refusal names field and number."""
+"""Limits of one request: each is inclusive, and its refusal names field and number."""
 
 import json
 

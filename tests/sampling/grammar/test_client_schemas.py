@@ -1,4 +1,4 @@
-"""What a grammar lets a model write is valid for the tool's own schema, and is read as such."""
+"""Arguments that a grammar allows are valid for the tool's own schema, and are read as such."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""A value may contain its own closer: what a grammar lets a model write is read back exactly.
+"""A value may contain its own closer: a value that a grammar allows is read back exactly.
 
 More of it: `pytest tests/sampling/grammar/test_closers.py --hypothesis-profile=long`.
 """
@@ -133,7 +133,7 @@ WORDS = (
     "text:",
 )
 every_kind = pytest.mark.parametrize(("name", "has_tokens"), KINDS)
-# There are thirty of these: a third of what one alone would try is enough for each.
+# There are thirty of these: a third of the usual examples is enough for each.
 several = settings(max_examples=settings.default.max_examples // 3)
 
 
@@ -173,7 +173,7 @@ def marks_of(name):
 
 @cache
 def limits_of(name):
-    """Return what a value cannot contain, by the rule that reader and grammar share."""
+    """Return the limits of a value, by the rule that reader and grammar share."""
     begin = CALLS[name][0]
     frame = next(
         f for f in format_of(name).frames if begin.startswith(f.opener.removeprefix("\n\n"))

@@ -1,4 +1,4 @@
-"""From a well-formed text to a grammar: what is refused, and how the rest is cut."""
+"""From a well-formed text to a grammar: refusals, and the cuts into terminals."""
 
 import pytest
 from grammar_driver import accepts, compile_text, walk

@@ -1,6 +1,6 @@
-"""Grammars as the host writes them: what they must let through, and what they must not.
+"""Grammars as the host writes them: texts that they must accept, and texts that they must not.
 
-A grammar that accepts too little passes every check of its outputs, so the first matters more.
+A grammar that accepts too little passes every check of its outputs, so the first matter more.
 """
 
 import json

@@ -41,7 +41,7 @@ def going_on(matcher):
 
 
 def look_ahead(matcher, said, rng):
-    """Do what the checking of a draft does."""
+    """Look ahead and step back, as the check of a draft does."""
     assert matcher.count_allowed(matcher.forced()) == len(matcher.forced())
     matcher.count_allowed([rng.choice(said or [9]) for _ in range(4)])
     steps = 0

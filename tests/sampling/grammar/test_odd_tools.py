@@ -68,7 +68,7 @@ class Model:
         return ""
 
     def require_held(self, tools):
-        """Require that a sound tool beside others can be called, with what it allows only."""
+        """Require that a sound tool beside others can be called, with valid arguments only."""
         grammar = self.grammar(tools, AUTO)
         assert is_whole(grammar, self.family.one, self.vocabulary)
         for valid, invalid in (("note_add", "note_del"), ("text", "test"), ("2", "12")):

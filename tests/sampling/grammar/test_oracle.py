@@ -40,7 +40,7 @@ def nodes(leaves):
 
 @st.composite
 def grammars(draw, recursive: bool):
-    """Rules that refer to later ones, and behind a character to any."""
+    """Rules that refer to later ones, and after a character to any."""
     used = NAMES[: draw(st.integers(1, len(NAMES)))]
     rules = {}
     for index, name in enumerate(used):

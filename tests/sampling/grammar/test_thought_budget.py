@@ -82,7 +82,7 @@ def allowed_by(matcher, vocabulary):
 
 
 def units_of(family, vocabulary):
-    """Return what a model may write at once: marks and words, or whole heads of messages."""
+    """Return the units that a model may write: marks and words, or whole heads of messages."""
     reasoning = family.reasoning
     if not reasoning.answer:
         return [[token] for token in range(END + 1, len(vocabulary.pieces) - 10)]

@@ -1,4 +1,4 @@
-"""Tool grammars accept what families write, and nothing that is no call of an offered tool."""
+"""Tool grammars accept calls of offered tools as families write them, and no other calls."""
 
 import json
 import re
@@ -148,7 +148,7 @@ def test_whatever_the_grammar_allows_is_parsed_into_valid_calls(name, has_tokens
     grammar, vocabulary = compiled(name, has_tokens, rule), vocabulary_of(name, has_tokens)
     finished = 0
     opening, _, _ = FORMATS[name].one.partition("text")
-    # The end of a value counts together with what follows it.
+    # The end of a value counts together with the text after it.
     tails = re.split("milk|(?<!:61)2", FORMATS[name].one)[1:]
     for number in range(WALKS):
         prefix = opening if rule.has_text and number % 2 else ""

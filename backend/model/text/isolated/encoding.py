@@ -23,7 +23,7 @@ _TRIM_CHARS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a tokenizer is made of.
+    """The parts that a tokenizer is made of.
 
     Attributes:
         path: Its `tokenizer.json`, or empty.

@@ -64,7 +64,7 @@ class LongTexts:
         weakref.finalize(self, kill_all, self.idle)
 
     def columns(self, reading: Reading, text: str, second: str = "") -> list["array[int]"]:
-        """Return what the tokenizer finds, as `backend.model.text.reading.columns` does.
+        """Return the numbers of tokens, as `backend.model.text.reading.columns` does.
 
         A list of millions would hold Python's lock while it is made, and while it is dropped.
 
@@ -102,7 +102,7 @@ class LongTexts:
         return process
 
     def definition(self, path: str) -> Definition:
-        """Return what a process has to build: the file at a path, or without one the tokenizer."""
+        """Return a definition for a process: the file at a path, or else the tokenizer as text."""
         added = self._tokenizer.get_added_tokens_decoder()
         return Definition(
             path=path,

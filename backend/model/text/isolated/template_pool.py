@@ -125,7 +125,7 @@ class TemplateProcesses:
 
 
 def _pool(count: int) -> HelperPool[TemplateProcess]:
-    # What earlier templates have left may be the reason for an end.
+    # Earlier templates may be the reason for an end.
     return HelperPool(count, grace_s=HELPER_GRACE_S, retries_ended=True, replaces_idle=True)
 
 
