@@ -34,6 +34,8 @@ _ENDS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.NOT_FOUND,
+    # Of an attack whose helper was killed twice, by attackers too.
+    grpc.StatusCode.UNAVAILABLE,
 }
 
 
