@@ -143,11 +143,8 @@ async def test_a_quantised_model_is_smaller_checked_and_can_be_loaded(tmp_path, 
         )
         last = updates[-1]
         assert last.status == "completed", last.message
-        statuses = [
-            update.status for update in updates
-        ]  # those that last an instant may be missing
-        assert statuses[0] == "queued"
-        assert "quantizing" in statuses
+        # States that last an instant, the first one too, may be missing.
+        assert "quantizing" in {update.status for update in updates}
         metrics = last.extra_metrics
         assert metrics["bytes_result"] < metrics["bytes_source"]
         assert metrics["perplexity_result"] == pytest.approx(metrics["perplexity_source"], rel=0.2)
