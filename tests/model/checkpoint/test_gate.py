@@ -58,6 +58,16 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path):
         require_sound(tmp_path)
 
 
+def test_a_long_vocabulary_is_left_to_its_reader_as_parsing_it_would_stop_the_server(tmp_path):
+    nested = "[" * 101 + "]" * 101
+    vocabulary = tmp_path / "tokenizer.json"
+    vocabulary.write_text(f'{{"a": {nested}, "b": "{"x" * 2**18}"}}')
+    require_sound(tmp_path)
+    vocabulary.write_text(f'{{"a": {nested}, "b": ""}}')
+    with pytest.raises(LoadError, match=r"tokenizer\.json is nested more than 100 levels"):
+        require_sound(tmp_path)
+
+
 @pytest.mark.parametrize("depth", [101, 100_000])
 @pytest.mark.parametrize("brackets", ["[]", ('{"a":', "}")])
 def test_nested_json_is_refused(tmp_path, depth, brackets):
