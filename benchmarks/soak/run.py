@@ -53,6 +53,8 @@ SETTLED_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.05
 # Before the clients, and at most such a part of their time.
 IDLE_S, IDLE_SHARE = 10.0, 0.1
+# Of the clients' time without attackers, which are compared with it.
+COMPANY_SHARE = 0.4
 SHOWN_FAULTS = 10
 # The last one loses the device, by a fault injected at the server's start.
 LOSSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, signal.SIGUSR1)
@@ -105,6 +107,7 @@ class Watched:
     Attributes:
         measures: From before the clients start until they have left.
         idle: Times of a bystander alone with the server, before.
+        company: Times of a bystander beside the clients, before the attackers come; none without.
         beside: Times of a bystander beside all others.
         losses: Engine processes killed.
         replaced: The host's replacements of the model, with counts.
@@ -112,6 +115,7 @@ class Watched:
 
     measures: list[Measure]
     idle: Watch
+    company: Watch | None
     beside: Watch
     losses: int
     replaced: dict[str, int]
@@ -162,24 +166,26 @@ async def soak(plan: Plan, address: str, pid: int, directory: Path) -> Report:
         started = time.monotonic()
         end = started + plan.seconds
         seeds = range(plan.seed, plan.seed + plan.clients)
-        crowd: list[Client | Attacker] = [
-            Client(address, references, tally, host.replacements, seed) for seed in seeds
-        ]
-        crowd += [
+        clients = [Client(address, references, tally, host.replacements, seed) for seed in seeds]
+        attackers = [
             Attacker(address, directory / EMPTY, plan.model, tally, seed)
             for seed in range(plan.attackers)
         ]
         async with asyncio.TaskGroup() as group:
             measures = group.create_task(_measures(plan.seconds, pid))
             losses = group.create_task(lose_engines(channel, plan.kill_every_s, end))
-            beside = group.create_task(watch_apart(address, plan.seconds))
             group.create_task(host.run_until(end, plan.replace_every_s))
-            for each in crowd:
-                group.create_task(each.run_until(end))
-            if plan.attackers:
+            for client in clients:
+                group.create_task(client.run_until(end))
+            company = None
+            if attackers:
+                company = await watch_apart(address, COMPANY_SHARE * plan.seconds)
                 group.create_task(kill_helpers(pid, end, tally))
+            for attacker in attackers:
+                group.create_task(attacker.run_until(end))
+            beside = await watch_apart(address, max(end - time.monotonic(), 0.0))
         watched = Watched(
-            measures.result(), idle, beside.result(), losses.result(), dict(host.done)
+            measures.result(), idle, company, beside, losses.result(), dict(host.done)
         )
         await _settled(channel, tally)
         await _compare_again(stub, references, tally)
