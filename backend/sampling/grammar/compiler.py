@@ -331,8 +331,6 @@ def _reason(error: str) -> str:
         return "is too large"
     if reason == "NoExtensionBias":
         return "no text can complete it"
-    if "oneOf constraints" in reason:
-        return "schemas of 'oneOf' may overlap: 'anyOf' allows that"
     reason = re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?(error: )?", "", reason)
     return next((words for part, words in _WORDS.items() if part in reason), reason[:300])
 

@@ -1,13 +1,14 @@
 """JSON schemas for llguidance: their keywords, limits of their size, and a stricter form.
 
-llguidance ignores unknown keywords. Here they are errors unless they only annotate, because
-their authors expect them to have an effect.
+llguidance ignores keywords that it does not know. Here those of JSON Schema that cannot be enforced
+are errors, and so are misspelt ones; any other word annotates, as JSON Schema says.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from difflib import get_close_matches
 from functools import cache
 from itertools import islice
 from typing import Any, TypeAlias
@@ -54,9 +55,16 @@ ANNOTATIONS = _TEXTS | words(
 )
 _IDS = words("$id id")
 _KEYWORDS = _RESTRICTING | _DEFINITIONS | ANNOTATIONS
-_EXTENSION = "x-"
 # Its settings would loosen the checks.
 _SETTINGS = "x-guidance"
+# Of JSON Schema's drafts and OpenAPI: they restrict values, and are not enforced in this form.
+_LOST = words(
+    "not if then else contains minContains maxContains propertyNames uniqueItems dependencies "
+    "dependentRequired dependentSchemas unevaluatedProperties unevaluatedItems contentSchema "
+    "$dynamicRef $recursiveRef $vocabulary nullable discriminator divisibleBy extends disallow"
+) | {_SETTINGS}
+# How like a keyword another word is that was meant to be it; a short one may be like it by chance.
+_MISSPELT, _LONG = 0.86, 7
 # From OpenAPI and Rust; they tell how a number is stored, not how it is written.
 NUMBER_FORMATS = words("int32 int64 float double int8 int16 uint uint8 uint16 uint32 uint64")
 # A bool is an int in Python: the order matters.
@@ -169,15 +177,24 @@ def walk(schema: Mapping[str, Any]) -> _SchemaTree:
 
 
 def _require_supported(pointer: str, fields: Mapping[str, Any]) -> None:
-    for keyword in fields:
-        is_extension = keyword.startswith(_EXTENSION) and keyword != _SETTINGS
-        if keyword not in _KEYWORDS and not is_extension:
-            raise GrammarError(f"{pointer}: the keyword {keyword!r} is not supported")
+    for keyword in (name for name in fields if name not in _KEYWORDS):
+        meant = _meant(keyword)
+        hint = f": did you mean {meant!r}?" if meant != keyword else ""
+        raise GrammarError(f"{pointer}: the keyword {keyword!r} is not supported{hint}")
     if fields.get("enum") == []:
         raise GrammarError(f"{pointer}/enum: is empty: it allows no value")
     known = fields.get("format", "uuid")
-    if not isinstance(known, str) or known not in FORMATS.keys() | NUMBER_FORMATS:
+    if not isinstance(known, str) or known not in FORMATS:
         raise GrammarError(f"{pointer}: the format {known!r} is not supported")
+
+
+def _meant(word: str) -> str:
+    """Return the restricting keyword that a word is, or is a misspelling of; empty for others."""
+    if word in _RESTRICTING | _LOST:
+        return word
+    known = [each for each in sorted(_RESTRICTING | _LOST) if len(each) >= _LONG]
+    is_like = len(word) >= _LONG and word.isalpha()
+    return next(iter(get_close_matches(word, known, 1, _MISSPELT)), "") if is_like else ""
 
 
 def _require_numbers(tree: _SchemaTree) -> None:
@@ -409,21 +426,54 @@ def _with_parts(schema: Schema, change: Callable[[Schema], AnySchema]) -> dict[s
 
 
 def _usual(root: Schema) -> Schema:
-    """Return a schema in usual keywords, to the last of its parts."""
+    """Return a schema in usual keywords, to the last of its parts.
+
+    Schemas to which references lead, under words that annotate, become definitions.
+    """
+    places, names = _places(root), dict[str, str]()
 
     def find(reference: object) -> object:
         is_inside = isinstance(reference, str) and reference.startswith("#")
         return part_at(root, unquote(str(reference))) if is_inside else None
 
-    def usual(schema: Schema) -> Schema:
-        return _with_parts(in_usual_keywords(schema, find), part)
+    def place(reference: object) -> object:
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return reference
+        target = unquote(reference)
+        around, _, last = target.rpartition("/")
+        is_known = target in places or (around in places and last in _KEYWORDS)
+        if is_known or not isinstance(find(reference), Mapping | bool):
+            return reference
+        return f"#/{_DEFS}/{names.setdefault(reference, f'x-part-{len(names)}')}"
+
+    def usual(schema: Schema) -> dict[str, Any]:
+        known = {key: value for key, value in schema.items() if key in _KEYWORDS or _meant(key)}
+        fields = _with_parts(in_usual_keywords(known, find), part)
+        return {**fields, "$ref": place(fields["$ref"])} if "$ref" in fields else fields
 
     def part(schema: Schema) -> AnySchema:
         # References begin at the root, whatever a part is called.
         unnamed = {key: value for key, value in schema.items() if key not in _IDS}
         return not is_never(schema) and usual(unnamed)
 
-    return usual(root)
+    whole, moved = usual(root), dict[str, AnySchema]()
+    while left := [reference for reference in names if names[reference] not in moved]:
+        for reference in left:
+            found = find(reference)
+            moved[names[reference]] = part(found) if isinstance(found, Mapping) else bool(found)
+    return {**whole, _DEFS: {**whole.get(_DEFS, {}), **moved}} if moved else whole
+
+
+def _places(root: Schema) -> set[str]:
+    """Return the pointers to the parts of a schema, itself included."""
+    found, pending = set[str](), [("#", root)]
+    while pending:
+        pointer, fields = pending.pop()
+        found.add(pointer)
+        for place, part, _ in _parts(pointer, fields):
+            found.add(place)
+            pending += [(place, part)] if isinstance(part, Mapping) else []
+    return found
 
 
 class _Tightening:

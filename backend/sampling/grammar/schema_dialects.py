@@ -45,18 +45,6 @@ def _is_empty(value: object) -> bool:
     return value == {}
 
 
-# Of OpenAPI, pydantic and zod; they say how a text is meant or stored.
-_ANNOTATING = frozenset(
-    "base64 base64url binary byte color directory-path ends_with file-path fraction includes "  # noqa: SIM905
-    "json-string jwt multi-host-uri name-email new-path password path phone regex socket-path "
-    "starts_with".split()
-)
-# Defined by JSON Schema, but not enforced.
-_LOST_FORMATS = frozenset({"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer"}) | {
-    *("relative-json-pointer", "uri-reference", "uri-template")
-}
-
-
 # Whether a keyword with this value restricts nothing.
 _IDLE: Mapping[str, Callable[[object], bool]] = {
     "$schema": lambda value: isinstance(value, str) and not _KNOWN_DRAFTS.fullmatch(value),
@@ -70,7 +58,8 @@ _IDLE: Mapping[str, Callable[[object], bool]] = {
     "dependencies": _is_empty,
     "contentSchema": lambda value: isinstance(value, bool | Mapping),
     "discriminator": lambda value: isinstance(value, Mapping),
-    "format": lambda value: isinstance(value, str) and value in _ANNOTATING,
+    # Others say how a text is meant, or how a number is stored.
+    "format": lambda value: isinstance(value, str) and value not in FORMATS,
 }
 
 _SECONDS = r"\d+([.,]\d+)?S"
@@ -110,7 +99,8 @@ def is_idle(keyword: str, value: object) -> bool:
 
 def in_known_conditions(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
     """Return a schema that restricts its properties by conditions that a grammar knows."""
-    fields = _with_closed_parts(_with_declared_names(_with_known_text(schema), find), find)
+    fields = _without_others(_with_known_text(schema))
+    fields = _with_closed_parts(_with_declared_names(fields, find), find)
     fields = _with_dependencies(fields)
     fields = with_open_conditions(fields, find)
     return _with_counted_properties(with_open_choice(_with_required_tag(fields), find))
@@ -121,7 +111,7 @@ def _with_known_text(schema: Mapping[str, Any]) -> dict[str, Any]:
     fields, pattern, known = dict(schema), schema.get("pattern"), schema.get("format")
     if isinstance(pattern, str):
         fields["pattern"] = _PLAIN_PATTERNS.get(pattern, pattern)
-        if isinstance(known, str) and known not in FORMATS.keys() | _LOST_FORMATS:
+        if isinstance(known, str) and known not in FORMATS:
             del fields["format"]
     return fields
 
@@ -242,6 +232,19 @@ def _pattern_of(names: Mapping[str, Any]) -> str:
     return ""
 
 
+# Patterns that any name matches, or any but an empty one.
+_ANY_NAME = frozenset(
+    f"{begin}{some}{end}" for begin in ("^", "") for end in ("$", "") for some in (".*", ".+")
+)
+
+
+def _without_others(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without the properties that are left over by a pattern of all names."""
+    patterns = fields.get("patternProperties")
+    has_all = isinstance(patterns, Mapping) and not _ANY_NAME.isdisjoint(patterns)
+    return {**fields, "additionalProperties": False} if has_all else fields
+
+
 # A property that another of them names counts only if that matches.
 _CONDITIONAL = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "patternProperties"})
 
@@ -319,6 +322,9 @@ def _with_counted_properties(fields: dict[str, Any]) -> dict[str, Any]:
         name for name, part in properties.items() if name not in known and part is not False
     ]
     least, most = (_count(fields, end, len(known)) for end in ("minProperties", "maxProperties"))
+    is_closed = fields.get("additionalProperties") is False and "patternProperties" not in fields
+    if is_closed and most >= len(optional):
+        most, fields = -1, {key: value for key, value in fields.items() if key != "maxProperties"}
     is_possible = not 0 <= most < least and "patternProperties" not in fields
     is_counted = is_possible and (least == 1 or most in (0, 1))
     if not (is_counted and optional and _may_be_copied(properties, len(optional))):

@@ -1,8 +1,9 @@
 r"""Formats of strings as patterns without anchors: texts that readers in today's libraries take.
 
 None has a "<", nor a slash other than as `\x2f`, which ends a terminal. They follow RFC 3339, RFC
-3986, RFC 4291, RFC 5321 and ISO 8601, but for leap seconds, which few readers know, quoted
-mailboxes, and the total length of a host name. Networks, and UUIDs of a version, are pydantic's.
+3986, RFC 3987, RFC 4291, RFC 5321, RFC 6570, RFC 6901 and ISO 8601, but for leap seconds, which few
+readers know, quoted mailboxes, host names in other scripts, and the total length of a host name.
+Networks, and UUIDs of a version, are pydantic's.
 """
 
 from collections.abc import Mapping
@@ -48,12 +49,29 @@ _NETWORK_4 = (
 _NETWORK_6 = rf"({_IPV6})(\x2f128)?|{_GROUP}(:{_GROUP}){{0,3}}::\x2f64"
 _ATOM = r"[A-Za-z0-9!#$%&'*+\x2f=?^_`{|}~-]+"
 _ESCAPED = rf"%{_HEX}{{2}}"
-_IN_NAME = r"A-Za-z0-9._~!$&'()*+,;=\-"
-_CHAR = rf"([{_IN_NAME}:@]|{_ESCAPED})"
-_SEGMENTS = rf"(\x2f{_CHAR}*)*"
-_AUTHORITY = rf"(([{_IN_NAME}:]|{_ESCAPED})*@)?(\[({_IPV6})\]|([{_IN_NAME}]|{_ESCAPED})*)(:[0-9]*)?"
-_PATH = rf"(\x2f\x2f{_AUTHORITY}{_SEGMENTS}|\x2f({_CHAR}+{_SEGMENTS})?|{_CHAR}+{_SEGMENTS})?"
-_REST = rf"([{_IN_NAME}:@\x2f?]|{_ESCAPED})*"
+# Outside ASCII, but for those that are private, or no characters.
+_FOREIGN = r"\u{a0}-\u{d7ff}\u{f900}-\u{fdcf}\u{fdf0}-\u{ffef}\u{10000}-\u{1fffd}"
+_FOREIGN_ATOM = rf"[{_FOREIGN}A-Za-z0-9!#$%&'*+\x2f=?^_`{{|}}~-]+"
+_POINTER = r"(\x2f([^~\x2f\x3c]|~[01])*)*"
+_VARIABLE = rf"([A-Za-z0-9_]|{_ESCAPED})(\.?([A-Za-z0-9_]|{_ESCAPED}))*(:[1-9][0-9]{{0,3}}|\*)?"
+_TEXT = rf"[{_FOREIGN}!#$&(-;=?-\[\]_a-z~]|{_ESCAPED}"
+
+
+def _addresses(foreign: str = "") -> tuple[str, str]:
+    """Return the patterns of URIs and of references, which may have further characters."""
+    in_name = rf"A-Za-z0-9._~!$&'()*+,;=\-{foreign}"
+    char, rest = rf"([{in_name}:@]|{_ESCAPED})", rf"([{in_name}:@\x2f?]|{_ESCAPED})*"
+    segments, first = rf"(\x2f{char}*)*", rf"([{in_name}@]|{_ESCAPED})+"
+    host = rf"(\[({_IPV6})\]|([{in_name}]|{_ESCAPED})*)"
+    authority = rf"(([{in_name}:]|{_ESCAPED})*@)?{host}(:[0-9]*)?"
+    rooted = rf"\x2f\x2f{authority}{segments}|\x2f({char}+{segments})?"
+    end = rf"(\?{rest})?(#{rest})?"
+    whole = rf"[A-Za-z][A-Za-z0-9+.-]*:({rooted}|{char}+{segments})?{end}"
+    return whole, rf"{whole}|({rooted}|{first}{segments})?{end}"
+
+
+_URI, _URI_REFERENCE = _addresses()
+_IRI, _IRI_REFERENCE = _addresses(_FOREIGN)
 
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
@@ -77,7 +95,15 @@ FORMATS: Mapping[str, str] = {
         rf"-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
         for version in range(1, 9)
     },
-    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(\?{_REST})?(#{_REST})?",
+    "uri": _URI,
+    "uri-reference": _URI_REFERENCE,
+    "iri": _IRI,
+    "iri-reference": _IRI_REFERENCE,
+    "idn-email": rf"{_FOREIGN_ATOM}(\.{_FOREIGN_ATOM})*@({_HOST}|\[{_IPV4}\])",
+    "idn-hostname": _HOST,
+    "json-pointer": _POINTER,
+    "relative-json-pointer": rf"(0|[1-9][0-9]*)(#|{_POINTER})",
+    "uri-template": rf"({_TEXT}|\{{[+#.\x2f;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
 }
 
 
