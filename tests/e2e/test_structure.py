@@ -148,6 +148,14 @@ async def test_a_schema_in_the_metadata_is_followed_too(shared, tiny_models, gra
 COLOR = {"enum": ["red", "green"]}
 
 
+async def test_a_schema_as_published_has_words_of_its_own(shared, tiny_models):
+    own = {"version": 2, "oneOf": [{"$ref": "#/colors/any"}, {"$ref": "#/colors/red"}]}
+    schema = {**own, "colors": {"any": COLOR, "red": {"const": "red", "note": ""}}}
+    async with shared(tiny_models("llama")) as backend:
+        request = raw("ba", Metadata={"json_schema": json.dumps(schema)}, Seed=1)
+        assert json.loads((await stream(backend.stub, request)).content) in ("red", "green")
+
+
 @pytest.mark.parametrize(
     "response_format",
     [

@@ -620,7 +620,11 @@ def schema_to_lark(text: str) -> LarkGrammar:
     Raises:
         GrammarError: The text is not a schema, or cannot be enforced.
     """
-    schema = _usual(_parsed(text))
+    parsed = _parsed(text)
+    schema = _usual(parsed)
+    if parsed and not schema.keys() - ANNOTATIONS and not parsed.keys() <= _KEYWORDS:
+        unknown = next(word for word in parsed if word not in _KEYWORDS)
+        raise GrammarError(f"#: the keyword {unknown!r} is not supported, and no other restricts")
     tree = walk(schema)
     _require_numbers(tree)
     require_bounded(tree)

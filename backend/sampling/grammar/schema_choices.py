@@ -1,4 +1,4 @@
-"""`oneOf` as `anyOf`, whose schemas say if possible that no value matches two of them."""
+"""`oneOf` as `anyOf`: where no value matches two of its schemas, or where they can say so."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
@@ -16,17 +16,23 @@ _MAX_CONDITIONS = 8
 
 
 def with_open_choice(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
-    """Return a schema with `anyOf` in place of `oneOf`.
+    """Return a schema with `anyOf` in place of `oneOf`, if no value then matches two schemas.
 
-    Objects that match two of its schemas, as each allows the other's properties, are not allowed
-    then. Other values that match two are: no grammar can exclude them.
+    Objects that match two of them, as each allows the other's properties, are not allowed then.
     """
-    fields, parts = dict(schema), schema.get("oneOf")
+    parts = schema.get("oneOf")
     if not isinstance(parts, list) or not parts:
+        return dict(schema)
+    if not are_disjoint(parts, find) and not (parts := _apart(parts, find)):
+        return dict(schema)
+    return with_any_of({**schema, "oneOf": parts})
+
+
+def with_any_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with `anyOf` in place of `oneOf`."""
+    fields = dict(schema)
+    if (parts := fields.pop("oneOf", None)) is None:
         return fields
-    if not are_disjoint(parts, find):
-        parts = _apart(parts, find) or parts
-    del fields["oneOf"]
     if "anyOf" not in fields:
         return {**fields, "anyOf": parts}
     beside = fields.get("allOf", [])

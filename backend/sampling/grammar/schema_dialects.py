@@ -10,7 +10,7 @@ from itertools import permutations
 from typing import Any
 
 from backend.sampling.grammar.number_bounds import with_exact_bounds
-from backend.sampling.grammar.schema_choices import TEXTS, Find, with_open_choice
+from backend.sampling.grammar.schema_choices import TEXTS, Find, with_any_of, with_open_choice
 from backend.sampling.grammar.schema_conditions import with_open_conditions
 from backend.sampling.grammar.string_formats import FORMATS
 
@@ -80,8 +80,11 @@ _PLAIN_PATTERNS: Mapping[object, str] = {
 
 
 def in_usual_keywords(schema: Mapping[str, Any], find: Find) -> dict[str, Any]:
-    """Return the same conditions in the keywords that JSON Schema itself has for them."""
-    fields = in_known_conditions(_with_unique_items(dict(schema), find), find)
+    """Return the same conditions in the keywords that JSON Schema itself has for them.
+
+    A value may match two schemas of `oneOf` that do not exclude each other: no grammar can.
+    """
+    fields = with_any_of(in_known_conditions(_with_unique_items(dict(schema), find), find))
     kept = {key: value for key, value in fields.items() if not is_idle(key, value)}
     return _with_null(_with_usual_numbers(kept))
 

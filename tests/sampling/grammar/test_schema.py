@@ -743,6 +743,8 @@ def test_what_a_class_excludes_is_not_written_with_an_escape_either(pattern, for
         ({"anyOf": {}}, "#/anyOf: must be a list"),
         ({"allOf": [1]}, "#/allOf/0: a schema is"),
         ({"items": "string"}, "#/items: a schema is"),
+        ({"title": "T", "schema": {"type": "null"}}, "#: the keyword 'schema' is not supported"),
+        ({"name": "f", "parameters": {}}, "#: the keyword 'name' is not supported, and no other"),
         ({"$ref": "#/$defs/x"}, "#: there is no schema at '#/\\$defs/x'"),
         ({"$ref": "#/properties", "properties": {}}, "there is no schema at '#/properties'"),
         ({"$ref": "https://example.com/x"}, "#: \\$ref must point into the schema itself"),
