@@ -362,7 +362,8 @@ class MessageReader(SteppingReader):
         elif self._step != self._in_header and self._buffer.startswith(self._frames.call_openers):
             return ReaderOutput(self._outbox.end("")) if truncated else self._end_in_block()
         elif self._step != self._in_header:
-            is_markup = self._ending or (truncated and self._awaits_call)
+            is_begun = self._awaits_call or self._step == self._before_arguments
+            is_markup = self._ending or (truncated and is_begun)
             self._say("" if is_markup else self._buffer, 0)
             is_short = bool(self._tool) and self._lacks_arguments(self._tool)
             self._end_message(truncated=truncated or is_short)

@@ -92,6 +92,11 @@ def test_an_unfinished_message_is_not_lost():
     assert outcome("<|channel|>analysis<|message|>Hm", stop=FinishReason.LENGTH) == ("Hm", "", ())
 
 
+def test_the_beginning_of_cut_off_arguments_is_no_content():
+    for begun in ('"', "```", "nul"):
+        assert outcome(f"{CALL}{begun}", stop=FinishReason.LENGTH) == ("", "", ())
+
+
 def test_a_failing_format_gives_all_its_text_as_content(caplog):
     class FailingFrames(MessageFrames):
         def read(self, header):
