@@ -15,6 +15,7 @@ from backend.formats.dialects import (
     Citations,
     Dialect,
     Messages,
+    NamedJson,
     Objects,
     Reading,
     Tags,
@@ -124,7 +125,7 @@ class Frame:
         is_lead: Whether the opener counts only at the start of the text.
         is_block: Whether the calls after the opener form one block. Otherwise each call has an
             opener, and text may replace the separator between them.
-        is_lapse: Whether it is a mistake of models, and allowed only where text is.
+        is_lapse: Whether it is allowed only where text is, such as a mistake of models.
     """
 
     dialect: Dialect
@@ -302,6 +303,18 @@ class ToolFormat(_Format):
         """Return the reading of a text that begins like none of the others; its own is first."""
         fallbacks = [each for each in self.readings_at(opener) if not each.begins]
         return min(fallbacks, key=lambda reading: opener not in reading.openers)
+
+    @property
+    def names_lead_json(self) -> bool:
+        """Whether an offered name before `name_lead` begins a call whose arguments are JSON."""
+        return bool(self.name_lead) and isinstance(
+            self.fallback_at(self.name_lead).dialect, NamedJson
+        )
+
+    def begins_with_name(self, opener: str) -> bool:
+        """Tell whether an opener is a name, and the beginning of its arguments in JSON."""
+        is_own = opener in (*self.openers, *self.leads)
+        return self.names_lead_json and opener.endswith(self.name_lead) and not is_own
 
     @property
     def object_leads(self) -> tuple[str, ...]:

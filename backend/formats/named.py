@@ -163,6 +163,28 @@ FUNCTIONARY = ToolFormat(
 )
 
 
+# GLM 4 up to 0414, and GLM Z1: a name where a message begins, and JSON on the next line.
+#
+# Answers begin with the line break. Later messages have a mark, the first one's is in the prompt.
+
+GLM4_0414_OPENER = "<|assistant|>"
+GLM4_0414_CALLS = NamedJson(calls=((NAME, "\n", ARGUMENTS),))
+
+GLM4_0414 = ToolFormat(
+    name="glm4_0414",
+    aliases=("glm_z1", "glm4_9b", "chatglm4"),
+    clues=(in_template("请使用 Json 格式表示调用的参数"),),
+    openers=(GLM4_0414_OPENER,),
+    name_lead="\n{",
+    readings=(Reading(GLM4_0414_CALLS),),
+    frames=(
+        Frame(GLM4_0414_CALLS, "", separator=(GLM4_0414_OPENER,), is_lead=True),
+        # After an answer.
+        Frame(GLM4_0414_CALLS, GLM4_0414_OPENER, separator=(GLM4_0414_OPENER,), is_lapse=True),
+    ),
+)
+
+
 # Kimi K2: `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}`.
 #
 # Later turns refer to the id written by the model, so it is kept.

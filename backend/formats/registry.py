@@ -33,6 +33,7 @@ TOOL_FORMATS = (
     tagged.IQUEST_CODER,
     objects.HYPERCLOVAX,
     tagged.GLM4,
+    named.GLM4_0414,
     named.KIMI_K2,
     tagged.STEP3,
     named.DEEPSEEK_V3,

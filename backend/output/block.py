@@ -103,6 +103,13 @@ def _is_bare_call(raw: str, position: int, names: Names) -> bool | None:
     return None if _BEGUN_BARE_KEY.fullmatch(raw, position) else True
 
 
+def _has_key(raw: str, position: int) -> bool | None:
+    """Tell whether an object begins with a key; `None` if more text decides."""
+    if _KEY.match(raw, position):
+        return True
+    return None if _BEGUN_BARE_KEY.fullmatch(raw, position) else False
+
+
 def _are_bare_arguments(raw: str, position: int, types: ParameterTypes) -> bool | None:
     """Tell whether arguments without markers begin there, not a list, or a schema of them."""
     if position == len(raw) or (is_schema := describes_arguments(raw, position, types)) is None:
@@ -230,6 +237,8 @@ class RepairReader:
         if self._is_after_call:
             return True
         opener, in_prose = self._context.opener, self._context.in_prose
+        if self._begins_with_name:
+            return _has_key(self.held, len(opener))
         if self._is_bare and (begun := _BARE.match(self.held)):
             return _is_bare_call(self.held, begun.end(), self._context.calls)
         if self._is_bare_list:
@@ -252,7 +261,11 @@ class RepairReader:
     @property
     def _is_bare(self) -> bool:
         """Whether the block has no marker."""
-        return self._context.opener in self._format.leads
+        return self._context.opener in self._format.leads or self._begins_with_name
+
+    @property
+    def _begins_with_name(self) -> bool:
+        return self._format.begins_with_name(self._context.opener)
 
     @property
     def _is_bare_list(self) -> bool:
@@ -670,6 +683,7 @@ class Block:
         tools, opener = self._format, self._context.opener
         # Only its own reader can tell a bare Python list of calls from a link.
         is_marked = opener in (*tools.openers, *tools.object_leads, "")
+        is_marked |= tools.begins_with_name(opener)
         may_repair = (is_marked or self._context.calls.is_open) and not self._context.in_thought
         return may_repair and not self.is_repaired
 

@@ -679,8 +679,9 @@ def _leads(tool_format: ToolFormat, tools: Mapping[str, JsonSchema] | None) -> t
     """Return the texts that begin a call at the start of content."""
     lead = tool_format.name_lead
     names = tools or () if lead else ()
-    # Before the author of a message; each costs a marker for every tool.
-    usual = USUAL_NAMESPACES if lead in tool_format.openers else ()
+    # Not where a bracket follows, as in code; each costs a marker for every tool.
+    is_certain = lead in tool_format.openers or tool_format.names_lead_json
+    usual = USUAL_NAMESPACES if is_certain else ()
     spaces = ("", *(f"{namespace}." for namespace in usual))
     return (*tool_format.leads, *(f"{space}{name}{lead}" for name in names for space in spaces))
 

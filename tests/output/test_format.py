@@ -88,6 +88,7 @@ TOOL_EVIDENCE = [
     # Falcon-H1 and SmolLM3, whose templates write no calls.
     ("hermes_json", "<tool_call>\n{'arguments': <args-dict>, 'name': <name>}\n</tool_call>", ()),
     ("hermes_json", r'"<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>"', ()),
+    ("glm4_0414", "<|assistant|>{{ meta }} 在调用上述函数时，请使用 Json 格式表示调用的参数。", ()),
     ("none", "plain", ()),
 ]
 REASONING_EVIDENCE = [

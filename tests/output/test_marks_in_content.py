@@ -230,7 +230,9 @@ def test_a_call_of_another_tool_is_shown_with_its_opener(name, lead):
 QUOTABLE = [
     name
     for name, reply in FORMATS.items()
-    if (tools := golden.tool_format(reply.parser or name)).is_quotable and not tools.owns_reply
+    if (tools := golden.tool_format(reply.parser or name)).is_quotable
+    # Without a mark before the first call, nothing tells that it is quoted.
+    and not (tools.owns_reply or tools.names_lead_json)
 ]
 
 

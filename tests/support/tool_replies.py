@@ -568,5 +568,11 @@ FORMATS = {
         block="<｜tool_calls_begin｜>{}<｜tool_calls_end｜>",
         markers=("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
     ),
+    "glm4_0414": _replies(
+        "{}\n{}",
+        between="<|assistant|>",
+        markers=("<|assistant|>",),
+        prompt_tail="<|assistant|>",
+    ),
     "functionary": _replies("{}\n{}", between=">>>", prompt_tail=">>>"),
 }

@@ -681,6 +681,9 @@ def _reader_at(tool_format: ToolFormat, opener: str) -> MakeReader:
     otherwise = _factory(fallback := tool_format.fallback_at(opener))
     texts = (*tool_format.openers, *tool_format.closers, *tool_format.leaks, FENCE)
     marks = tuple(text for text in texts if len(text) > 1)
+    if isinstance(fallback.dialect, NamedJson) and opener == tool_format.name_lead:
+        block = _named_block(fallback, fallback.dialect)
+        otherwise = partial(CallBlockReader, block=block, opener_is_call=True)
     if isinstance(fallback.dialect, Literals) and opener in ("[", tool_format.name_lead):
         otherwise = partial(BarePythonReader, make_reader=otherwise, marks=marks)
     if opener == "[" and isinstance(fallback.dialect, Objects):

@@ -644,8 +644,10 @@ class CallBlockReader(SteppingReader):
     an object is a call only if nothing in it contradicts that.
     """
 
-    def __init__(self, context: ReaderContext, *, block: CallBlock) -> None:
-        super().__init__(context, opener_is_call=False)
+    def __init__(
+        self, context: ReaderContext, *, block: CallBlock, opener_is_call: bool = False
+    ) -> None:
+        super().__init__(context, opener_is_call=opener_is_call)
         self._block = block
         self._call = self._new_call()
         if context.opener.endswith(block.call_start):
@@ -674,7 +676,8 @@ class CallBlockReader(SteppingReader):
         is_data = self._step == self._after_lone_name
         if self._is_in_call and self._call.is_whole and not is_data:
             self._close_call(position)
-        return super()._reject(text, position)
+        # Read again, the name of a tool would begin the same block.
+        return super()._reject(text, max(position, self._unread_opener))
 
     def _before_call(self, position: int) -> int:
         start = self._skip_space(position)

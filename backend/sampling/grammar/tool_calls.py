@@ -245,6 +245,7 @@ class _ToolGrammar:
         self._least = rule.least
         self._most = min(rule.most, tool_format.most_calls or rule.most)
         self._has_text = rule.has_text
+        self._names = [each.tool for each in tools]
 
     def written(self) -> LarkGrammar:
         ways = self._among_text() if self._has_text else self._calls_only()
@@ -279,7 +280,7 @@ class _ToolGrammar:
                 return _AroundMessages(messages, self._writer)
             case Section() as section:
                 return _AfterSection(section, self._writer, openers)
-        return FreeText(self._writer, openers, never_first=_lead(self._format))
+        return FreeText(self._writer, openers, never_first=_lead(self._format, self._names))
 
     def _single(self, calls: _FramedCalls, around: Surroundings) -> str:
         """Return the expression of text followed by one call."""
@@ -290,9 +291,13 @@ def _is_single(calls: _FramedCalls) -> bool:
     return not (calls.frame.is_block or calls.frame.is_lead)
 
 
-def _lead(tool_format: ToolFormat) -> str:
+def _lead(tool_format: ToolFormat, names: Sequence[str]) -> str:
     """Return a regular expression for text that readers mistake for the beginning of a call."""
     leads = []
+    if tool_format.names_lead_json:
+        # Another word there is the name of a tool that is not offered.
+        words = "|".join((r"\S+", *map(escaped, names)))
+        leads.append(f"({words}){escaped(tool_format.name_lead)}")
     for lead in tool_format.leads:
         if lead not in _BRACKETS:
             leads.append(escaped(lead))

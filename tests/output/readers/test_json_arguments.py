@@ -11,7 +11,12 @@ from backend.output.reply import ReplySpec
 
 WRITTEN = json.dumps(MILK)
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
-IN_JSON = [name for name, reply in FORMATS.items() if WRITTEN in reply.one]
+IN_JSON = [
+    name
+    for name, reply in FORMATS.items()
+    # Where a name begins a call, nothing but the brace tells it from an answer.
+    if WRITTEN in reply.one and not golden.tool_format(reply.parser or name).names_lead_json
+]
 PYTHON = "{'text': 'milk', 'pri': 2}"
 NOTHING = ("null", "None", "[]", '"null"', '"None"', '"{}"', '""')
 SOMETHING = (
