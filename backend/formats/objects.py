@@ -481,11 +481,17 @@ NEMOTRON = ToolFormat(
 
 PHI4_OPENER, PHI4_CLOSER = "<|tool_call|>", "<|/tool_call|>"
 PHI4_FUNCTOOLS = "functools["
+# Around the tools in a prompt.
+PHI4_TOOLS, PHI4_TOOLS_END = "<|tool|>", "<|/tool|>"
 
 PHI4 = ToolFormat(
     name="phi4",
     aliases=("phi4_mini_json", "phi4_mini"),
-    clues=(in_template(PHI4_OPENER, "<|tool|>"), in_template(PHI4_FUNCTOOLS)),
+    clues=(
+        in_template(PHI4_OPENER, PHI4_TOOLS),
+        in_template(PHI4_TOOLS, PHI4_TOOLS_END),
+        in_template(PHI4_FUNCTOOLS),
+    ),
     openers=(PHI4_OPENER, PHI4_FUNCTOOLS),
     leads=("{", "["),
     closers=(PHI4_CLOSER,),

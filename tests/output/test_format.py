@@ -74,6 +74,7 @@ TOOL_EVIDENCE = [
     ("sarashina", "<|assistant|><|tool_calls|>", ()),
     ("phi4", "<|tool|> <|tool_call|>", ()),
     ("phi4", "functools[", ()),
+    ("phi4", "{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", ()),
     ("olmo3", "<function_calls>", ()),
     ("llama3_json", "<|python_tag|>", ()),
     # Llama 4 of Meta; the template of other servers for it asks for Python.

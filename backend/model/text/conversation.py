@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from backend.core.prompt import JsonValue, Message, ToolCall
 from backend.errors import InvalidRequestError
-from backend.formats.spelling import PARAGRAPH, PLAIN, Spelling
+from backend.formats.spelling import PARAGRAPH, PLAIN, Spelling, escape_marks
 from backend.formats.thoughts import THINK
 
 Turn: TypeAlias = Mapping[str, JsonValue]
@@ -32,6 +32,7 @@ class CallStyle:
         empty_content: The value for no content: some templates lose the calls on "".
         content_apart: Whether content next to calls must be a separate turn.
         one_call: Whether every call must be a separate turn.
+        names_apart: Whether every call must be a turn with its name as `metadata`, as in GLM 4.
         calls_as_text: Whether calls must be text.
         results_as_text: Whether results must be text too.
         result_role: The role of results.
@@ -43,6 +44,7 @@ class CallStyle:
     empty_content: str | None = ""
     content_apart: bool = False
     one_call: bool = False
+    names_apart: bool = False
     calls_as_text: bool = False
     results_as_text: bool = False
     result_role: str = "tool"
@@ -445,7 +447,9 @@ def in_style(turns: Sequence[Turn], style: CallStyle) -> Sequence[Turn]:
     if style.one_call:
         turns = split_calls(turns)
     spelling = style.spelling or PLAIN
-    if style.results_as_text:
+    if style.names_apart:
+        turns = [each for turn in turns for each in _with_names_apart(turn)]
+    elif style.results_as_text:
         turns = spell_calls_and_results(turns, spelling)
     elif style.calls_as_text:
         turns = spell_calls(turns, spelling)
@@ -515,6 +519,19 @@ def spell_calls_and_results(turns: Sequence[Turn], spelling: Spelling = PLAIN) -
         for turn in turns
     ]
     return merge_turns(spell_calls(results, spelling))
+
+
+def _with_names_apart(turn: Turn) -> Iterator[Turn]:
+    """Yield the text of a turn, then its calls, whose arguments are texts of their own."""
+    calls = calls_of(turn)
+    text = {key: value for key, value in turn.items() if key != "tool_calls"}
+    if text["content"] or not calls:
+        yield text
+    for call in calls:
+        function = call["function"] if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            arguments = escape_marks(json.dumps(function["arguments"], ensure_ascii=False))
+            yield {"role": turn["role"], "metadata": function["name"], "content": arguments}
 
 
 def wrap_arguments(turns: Sequence[Turn]) -> list[Turn]:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,8 @@ from backend.model.checkpoint.upstream import transformers_part
 from backend.model.text.conversation import Turn
 from backend.model.text.renderer import Options, Renderer, RenderError, Schema, with_all_names
 
+# Of templates that read tools from a message.
+_OF_MESSAGE = re.compile(r"""\[\s*["']tools["']\s*\]""")
 # Exceptions of template code of any origin.
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError),
@@ -46,14 +49,16 @@ def upstream_render() -> Callable[..., tuple[Sequence[str], Any]]:
 def make_jinja_renderer(source: JinjaSource) -> Renderer:
     """Return the renderer of a template."""
     special_tokens: dict[str, Any] = json.loads(source.special_tokens)
+    may_be_in_turn = _OF_MESSAGE.search(source.with_tools)
+    render_any = _rendered_with_tools_in_turn if may_be_in_turn else _rendered
 
     def render(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
         variables = {**special_tokens, **with_all_names(options)}
         try:
             try:
-                return _rendered(source, turns, schemas, variables)
+                return render_any(source, turns, schemas, variables)
             except jinja2.UndefinedError:
-                return _rendered(source, turns, schemas, _demanded(schemas) | variables)
+                return render_any(source, turns, schemas, _demanded(schemas) | variables)
         except jinja2.TemplateError as error:
             raise RenderError(str(error)) from error
         except FAILURES as error:
@@ -77,6 +82,29 @@ def _rendered(
         **variables,
     )
     return rendered[0]
+
+
+def _rendered_with_tools_in_turn(
+    source: JinjaSource,
+    turns: Sequence[Turn],
+    schemas: Sequence[Schema] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    """Render with tools in a system turn at the start, if the template shows none otherwise.
+
+    They are a list there, or the text of their functions.
+    """
+    text = _rendered(source, turns, schemas, variables)
+    if not schemas or text != _rendered(source, turns, None, variables):
+        return text
+    is_led = bool(turns) and turns[0]["role"] == "system"
+    first = turns[0] if is_led else {"role": "system", "content": ""}
+    functions = [schema.get("function", schema) for schema in schemas]
+    in_text = json.dumps(functions, ensure_ascii=False)
+    try:
+        return _rendered(source, [{**first, "tools": schemas}, *turns[is_led:]], None, variables)
+    except TypeError:
+        return _rendered(source, [{**first, "tools": in_text}, *turns[is_led:]], None, variables)
 
 
 def _demanded(schemas: Sequence[Schema] | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A template's source can mislead; its output cannot.
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -225,11 +225,11 @@ def probe(renderer: Renderer, text: str) -> Abilities:
     """Return the abilities of a template, given its Jinja source, if any."""
     try:
         base = _PARTS if _takes_only_parts(renderer) else CallStyle()
-        roles = [role for role in _RESULT_ROLES if f"'{role}'" in text or f'"{role}"' in text]
+        others = list(_other_styles(text))
         styles = (replace(style, text_as_parts=base.text_as_parts) for style in _STYLES)
         style = next((style for style in styles if _writes_calls(renderer, style)), None)
         return Abilities(
-            form=find_form(renderer, _whole_style(renderer, style, base, roles)),
+            form=find_form(renderer, _whole_style(renderer, style, base, others)),
             written_call=_written_call(renderer, style) if style else "",
             supports_tools=_writes_tools(renderer),
             supports_thinking=any(marker in text for marker in _THOUGHT_MARKERS)
@@ -248,27 +248,44 @@ def _takes_only_parts(renderer: Renderer) -> bool:
 
 
 def _whole_style(
-    renderer: Renderer, style: CallStyle | None, base: CallStyle, roles: Iterable[str]
+    renderer: Renderer,
+    style: CallStyle | None,
+    base: CallStyle,
+    others: Iterable[Mapping[str, Any]],
 ) -> CallStyle:
     """Return the closest style in which a template renders a whole conversation with calls.
 
     Args:
         style: The style that it takes for a call; `None` if it takes none.
         base: The style in its stead.
-        roles: Roles that results may have in that style.
+        others: Fields of the styles to try in that case.
     """
     if style is None:
-        texts = replace(base, calls_as_text=True)
-        others = [replace(texts, result_role=role) for role in roles]
-        styles = [base, texts, *others, replace(base, results_as_text=True)]
+        texts = [replace(base, **other) for other in others]
+        styles = [base, *texts, replace(base, results_as_text=True)]
     else:
         apart = replace(style, content_apart=True)
         styles = [style, apart, replace(style, one_call=True), replace(apart, one_call=True)]
     return next((whole for whole in styles if _keeps_all(renderer, whole)), styles[0])
 
 
+def _other_styles(text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the fields of styles to try where a template, given its source, writes no calls."""
+    if "metadata" in text:
+        yield {"names_apart": True, "result_role": _RESULT_ROLES[0]}
+    yield {"calls_as_text": True}
+    for role in _RESULT_ROLES:
+        if f"'{role}'" in text or f'"{role}"' in text:
+            yield {"calls_as_text": True, "result_role": role}
+
+
 def _keeps_all(renderer: Renderer, style: CallStyle) -> bool:
     text = _written(renderer, _WHOLE, style)
+    if style.names_apart:
+        plain = _written(renderer, (_QUESTION,), style)
+        calls = sum(len(message.tool_calls) for message in _WHOLE)
+        if text.count(_CALL.name) < plain.count(_CALL.name) + calls:
+            return False
     return all(part in text for part in _WHOLE_PARTS)
 
 

@@ -391,6 +391,46 @@ def test_results_have_the_role_in_which_a_template_shows_them():
     assert "<observation>sun<user>" in again
 
 
+def test_a_name_is_apart_from_its_call_where_a_template_shows_it_as_metadata():
+    # Like GLM 4 of 2025.
+    template = jinja(
+        "{% for m in messages %}{% if m.role in ['user', 'assistant', 'observation'] %}"
+        "<{{ m.role }}>{{ m.get('metadata', '') }}\n{{ m.content }}{% endif %}{% endfor %}"
+    )
+    text = template.render(ANSWERED, [], {})
+    calls = '<assistant>weather\n{"city": "Oslo"}<assistant>weather\n{"city": "Rome"}'
+    assert f"<assistant>\nLet me look.{calls}<observation>\nsun in Rome<observation>" in text
+    ignoring = jinja(
+        "{# metadata #}{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    )
+    assert '"name": "weather"' in ignoring.render(ANSWERED, [], {})
+
+
+@pytest.mark.parametrize(
+    ("shown", "written"),
+    [
+        # Like GLM 4 of 2024.
+        (
+            "{% set tools = m['tools'] %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}",
+            "[weather]",
+        ),
+        # Like Phi 4 mini.
+        ("{% if 'tools' in m %}{{ '[' + m['tools'] + ']' }}{% endif %}", '[[{"name": "weather", '),
+    ],
+)
+def test_a_template_that_reads_tools_from_a_message_shows_them(shown, written):
+    template = jinja(
+        f"{{% for m in messages %}}<{{{{ m.role }}}}>{shown}{{{{ m.content }}}}{{% endfor %}}"
+    )
+    assert template.supports_tools
+    assert f"<system>{written}" in template.render([QUESTION], [WEATHER], {})
+    rules = Message(role="system", content="Rules.")
+    text = template.render([rules, *ANSWERED], [WEATHER], {})
+    assert in_order(text, f"<system>{written}", "Rules.", "<user>Is it")
+    assert text.count("<system>") == 1
+    assert written not in template.render([rules, QUESTION], [], {})
+
+
 def test_a_template_that_iterates_over_parts_shows_every_text():
     text = jinja(ONLY_PARTS).render([Message(role="system", content="Rules."), *ANSWERED], [], {})
     parts = ("system Rules.", "user Is it raining?", "assistant Let me look.", '"Oslo"', '"Rome"')
