@@ -477,6 +477,30 @@ NEMOTRON = ToolFormat(
 )
 
 
+# Nemotron Mini: one object per call, each in its own tags.
+
+NEMOTRON_MINI_OPENER, NEMOTRON_MINI_CLOSER = "<toolcall>", "</toolcall>"
+
+NEMOTRON_MINI = ToolFormat(
+    name="nemotron_mini",
+    aliases=("nemotron4", "hymba"),
+    # Its template writes tools and results, but no calls.
+    clues=(in_template(NEMOTRON_MINI_OPENER), in_template("<extra_id_1>Tool", "<tool>")),
+    openers=(NEMOTRON_MINI_OPENER,),
+    closers=(NEMOTRON_MINI_CLOSER,),
+    readings=(Reading(JSON_CALLS, end=NEMOTRON_MINI_CLOSER),),
+    frames=(
+        Frame(
+            JSON_CALLS,
+            NEMOTRON_MINI_OPENER,
+            call=(" ", *JSON_CALLS.call, f" {NEMOTRON_MINI_CLOSER}"),
+            separator=(f" {NEMOTRON_MINI_OPENER}",),
+            is_block=False,
+        ),
+    ),
+)
+
+
 # Phi 4 mini: a list of objects between tokens, after `functools`, or bare.
 
 PHI4_OPENER, PHI4_CLOSER = "<|tool_call|>", "<|/tool_call|>"

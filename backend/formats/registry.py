@@ -45,6 +45,7 @@ TOOL_FORMATS = (
     objects.INTERNLM2,
     literal.MINICPM3,
     objects.NEMOTRON,
+    objects.NEMOTRON_MINI,
     objects.LLAMA3_JSON,
     literal.PYTHONIC,
     tagged.QWEN3_CODER,

@@ -68,6 +68,7 @@ TOOL_EVIDENCE = [
     ("qwen3_coder_xml", "'<tool_call>\\n<function=' + tool_call.name", ()),
     ("minicpm5", '<function name="f"><param name="a">', ()),
     ("nemotron", "<TOOLCALL>[", ()),
+    ("nemotron_mini", "{{ '\n<tool> ' + tool|tojson + ' </tool>' }}{{ '<extra_id_1>Tool\n' }}", ()),
     ("mistral", "", ("[TOOL_CALLS]",)),
     ("granite", "<|start_of_role|> <|tool_call|>", ()),
     ("sarashina", "<|assistant|>", ("<|tool_calls|>",)),

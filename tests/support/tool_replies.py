@@ -358,6 +358,7 @@ FORMATS = {
     "deepseek_dsml v3.2": _marked("", "function_calls"),
     "deepseek_dsml v4.1": _marked(" ", "calls"),
     "nemotron": _replies(_LISTED, "<TOOLCALL>[{}]</TOOLCALL>", between=", "),
+    "nemotron_mini": _replies(f"<toolcall> {_LISTED} </toolcall>", between=" "),
     "json_list": _replies(_LISTED, "<tool_calls>[{}]</tool_calls>", between=", "),
     "json_list jamba": _replies(
         _LISTED, "<tool_calls>[\n    {}\n]</tool_calls>", between=",\n    ", parser="json_list"
