@@ -11,9 +11,19 @@ from typing import Any
 import jinja2
 
 from backend.model.checkpoint.upstream import transformers_part
-from backend.model.text.conversation import Turn
-from backend.model.text.renderer import Options, Renderer, RenderError, Schema, with_all_names
+from backend.model.text.conversation import Turn, joined
+from backend.model.text.renderer import (
+    SWITCH,
+    Options,
+    Renderer,
+    RenderError,
+    Schema,
+    with_all_names,
+)
 
+# A word that switches thoughts off in Nemotron Nano 2, whose template reads no variable for it.
+_NO_THOUGHTS = "/no_think"
+_QUESTION = "q?"
 # Of templates that read tools from a message.
 _OF_MESSAGE = re.compile(r"""\[\s*["']tools["']\s*\]""")
 # Exceptions of template code of any origin.
@@ -55,6 +65,8 @@ def make_jinja_renderer(source: JinjaSource) -> Renderer:
     def render(turns: Sequence[Turn], schemas: Sequence[Schema] | None, options: Options) -> str:
         variables = {**special_tokens, **with_all_names(options)}
         try:
+            if options.get(SWITCH) is False and _reads_word(source, variables):
+                turns = _led(turns, {}, _NO_THOUGHTS)
             try:
                 return render_any(source, turns, schemas, variables)
             except jinja2.UndefinedError:
@@ -97,14 +109,35 @@ def _rendered_with_tools_in_turn(
     text = _rendered(source, turns, schemas, variables)
     if not schemas or text != _rendered(source, turns, None, variables):
         return text
-    is_led = bool(turns) and turns[0]["role"] == "system"
-    first = turns[0] if is_led else {"role": "system", "content": ""}
     functions = [schema.get("function", schema) for schema in schemas]
     in_text = json.dumps(functions, ensure_ascii=False)
     try:
-        return _rendered(source, [{**first, "tools": schemas}, *turns[is_led:]], None, variables)
+        return _rendered(source, _led(turns, {"tools": list(schemas)}), None, variables)
     except TypeError:
-        return _rendered(source, [{**first, "tools": in_text}, *turns[is_led:]], None, variables)
+        return _rendered(source, _led(turns, {"tools": in_text}), None, variables)
+
+
+def _reads_word(source: JinjaSource, variables: Mapping[str, Any]) -> bool:
+    """Tell whether a word in a system turn switches thoughts off, and no variable does."""
+    if _NO_THOUGHTS not in source.plain:
+        return False
+    question = [{"role": "user", "content": _QUESTION}]
+    told = _led(question, {}, _NO_THOUGHTS)
+    others = {**variables, **with_all_names({SWITCH: True})}
+    # The end alone tells: the word may be shown too.
+    off, on, last = (
+        _rendered(source, turns, None, each).rpartition(_QUESTION)[2]
+        for turns, each in ((question, variables), (question, others), (told, variables))
+    )
+    return off == on != last
+
+
+def _led(turns: Sequence[Turn], fields: Turn, text: str = "") -> list[Turn]:
+    """Return turns with fields, and a text at its end, in a system turn at the start."""
+    is_led = bool(turns) and turns[0]["role"] == "system"
+    first = turns[0] if is_led else {"role": "system", "content": ""}
+    first = {**first, **fields, "content": joined(first["content"], text, "\n")}
+    return [first, *turns[is_led:]]
 
 
 def _demanded(schemas: Sequence[Schema] | None) -> dict[str, Any]:

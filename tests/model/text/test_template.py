@@ -406,6 +406,26 @@ def test_a_name_is_apart_from_its_call_where_a_template_shows_it_as_metadata():
     assert '"name": "weather"' in ignoring.render(ANSWERED, [], {})
 
 
+def test_a_word_switches_thoughts_off_where_a_template_reads_no_variable_for_it():
+    # Like Nemotron Nano 2.
+    source = (
+        "{% set ns = namespace(on=true) %}{% for m in messages %}<{{ m.role }}>"
+        "{% if '/no_think' in m.content %}{% set ns.on = false %}{% endif %}"
+        "{{ m.content.replace('/no_think', '').strip() }}{% endfor %}"
+        "<assistant>{{ '<think>' if SWITCH else '<think></think>' }}"
+    )
+    off, rules = {"enable_thinking": False}, Message(role="system", content="Rules.")
+    template = jinja(source.replace("SWITCH", "ns.on"))
+    assert template.render([QUESTION], [], off).endswith("<assistant><think></think>")
+    text = template.render([rules, QUESTION], [], off)
+    assert text == "<system>Rules.<user>Is it raining?<assistant><think></think>"
+    assert template.render([QUESTION], [], {}).endswith("<assistant><think>")
+    for name in ("enable_thinking", "thinking"):
+        by_variable = jinja(source.replace("SWITCH", f"{name} and ns.on"))
+        text = by_variable.render([QUESTION], [], off)
+        assert text == "<user>Is it raining?<assistant><think></think>"
+
+
 @pytest.mark.parametrize(
     ("shown", "written"),
     [
