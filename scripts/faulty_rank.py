@@ -84,8 +84,13 @@ def install(text: str, arguments: Sequence[str]) -> None:
         return
     if kind not in (*_SIGNALS, _DEVICE, _EXIT, _ON_SIGNAL, _WATCHDOG):
         raise ValueError(f"{text!r} is no fault: try segv:7")
-    fault, load = InjectedFault(kind, int(token) if token else None), shard.load
-    shard.load = assembly.load = lambda *given, **options: fault.built_into(load(*given, **options))
+    fault, load, read = (
+        InjectedFault(kind, int(token) if token else None),
+        shard.load,
+        assembly.read,
+    )
+    shard.load = lambda *given, **options: fault.built_into(load(*given, **options))
+    assembly.read = lambda *given, **options: fault.built_into(read(*given, **options))
 
 
 def main() -> None:

@@ -35,10 +35,16 @@ from backend.engine.rows.admission import (
     working_set_bytes,
 )
 from backend.engine.trials.batch_check import BatchTrial, Planning, planning
-from backend.engine.trials.draft_model import LoadedDraft, load_draft, wants_drafter
+from backend.engine.trials.draft_model import (
+    LoadedDraft,
+    foresee_draft,
+    load_draft,
+    names_drafter,
+    wants_drafter,
+)
 from backend.engine.trials.media_check import media_faults, text_fault
 from backend.engine.trials.model_key import model_key
-from backend.engine.trials.pass_costs import foresee
+from backend.engine.trials.pass_costs import foresee, foresee_kv
 from backend.engine.trials.trial_steps import (
     PROBE_TOKENS,
     at_once,
@@ -52,7 +58,7 @@ from backend.model.checkpoint.upstream import is_known_to_mlx_lm
 from backend.model.checkpoint.weights import MakeRoom, need_no_room, weight_types
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
-from backend.model.loader import load
+from backend.model.loader import look, prepare, read
 from backend.model.text.isolated.template_pool import PROCESSES
 from backend.model.vision.media_support import Examiner
 from backend.model.vision.vision_network import VisionNetwork
@@ -70,19 +76,43 @@ asked; he said 1,250, then shook his head: no, 980 would do.
 log = logging.getLogger(__name__)
 
 
-def load_whole(
-    options: ModelOptions, directory: Path, make_room: MakeRoom = need_no_room
-) -> RunnableModel:
-    """Load a model into this process alone.
-
-    Args:
-        make_room: Told the size of the weights before they are read.
+def look_whole(options: ModelOptions, directory: Path) -> RunnableModel:
+    """Return a model for this process alone, whose weights have yet to be read.
 
     Raises:
         LoadError: Explains the problem in the user's terms.
     """
+    model = look(options, directory, renders=False)
+    prepare(model, options)
+    if model.card.kind is ModelKind.DECODER:
+        _require_room(options, model)
+    return model
+
+
+def _require_room(options: ModelOptions, model: RunnableModel) -> None:
+    """Refuse a drafter that cannot draft for the model, and memory without room for requests."""
+    draft, beside = None, 0
+    if options.tuning.scheduling.batching and names_drafter(options):
+        card, draft = foresee_draft(options, model) or (None, None)
+        beside = card.weights_bytes if card else 0
+    own = foresee_kv(model.network, options.tuning)
+    own = own or foresee(model.network, CacheFactory(model.network))
+    budget_bytes, _ = _kv_budget_bytes(options, model, beside)
+    profile = replace(own, draft=draft)
+    expected = options.tuning.memory.expected_tokens
+    Reservations(profile, budget_bytes, expected).require_room(options)
+
+
+def read_whole(
+    model: RunnableModel, options: ModelOptions, make_room: MakeRoom = need_no_room
+) -> RunnableModel:
+    """Return a model after reading its weights.
+
+    Args:
+        make_room: Told their size before.
+    """
     set_wired_limit(options)
-    return load(options, directory, renders=False, make_room=make_room)
+    return read(model, make_room=make_room)
 
 
 def set_wired_limit(options: ModelOptions) -> None:
@@ -150,7 +180,8 @@ def assemble_loop(
     draft = None
     if plan.pass_seconds and (draft := load_draft(options, model, sample, make_room, notebook)):
         model = replace(model, card=replace(model.card, draft_model=draft.model.card.path))
-    budget_bytes, free_bytes = _kv_budget_bytes(options, model, draft)
+    beside = draft.model.card.weights_bytes if draft else 0
+    budget_bytes, free_bytes = _kv_budget_bytes(options, model, beside)
     cache_size = Size(
         prompt_cache_bytes(tuning, budget_bytes), prompt_cache_arrays(model, draft, ranks)
     )
@@ -231,10 +262,14 @@ class _Batching:
 
 
 def _kv_budget_bytes(
-    options: ModelOptions, model: RunnableModel, draft: LoadedDraft | None
+    options: ModelOptions, model: RunnableModel, beside_bytes: int
 ) -> tuple[int, int]:
-    """Return the memory for KV caches after the weights, and the bytes kept free for a pass."""
-    weights = model.card.weights_bytes + (draft.model.card.weights_bytes if draft else 0)
+    """Return the memory for KV caches after the weights, and the bytes kept free for a pass.
+
+    Args:
+        beside_bytes: Size of a drafter's weights.
+    """
+    weights = model.card.weights_bytes + beside_bytes
     media = MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()
     budget = kv_budget_bytes(options, weights, working_set, media_bytes=media)

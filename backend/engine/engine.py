@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,6 @@ from backend.engine.distributed.topology import group_size, require_parts
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Expect,
-    Loaded,
     PrepareMedium,
     SessionRequest,
 )
@@ -32,6 +31,7 @@ from backend.errors import (
     InvalidRequestError,
     LoadCancelledError,
     LoadError,
+    LoadFailedError,
     ModelNotLoadedError,
     ModelReplacedError,
     OverloadedError,
@@ -59,6 +59,7 @@ class Handle(Protocol):
 
 
 HandleT = TypeVar("HandleT", bound=Handle)
+WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,22 +349,22 @@ class Engine(Generic[HandleT]):
         own = await self._with_draft(rooted(options))
         await in_own_thread(_require_loadable, own, directory)
         text = asyncio.create_task(in_own_thread(read_text_part, own, directory))
+        try:
+            await self._look(own, directory, text)
+        except BaseException:
+            text.cancel()
+            await self._supervisor.drop_next()
+            raise
         previous, frees = self._served, self._frees
         try:
-            if own.environment:
-                await self._supervisor.starter.prepare_with(dict(own.environment))
-            if self._model is not None:
-                # It goes on serving until the tokenizer of the next one has been read.
-                await text
             self._model = None
             await self._supervisor.end(ModelReplacedError("another model is being loaded"))
-            loaded = await self._load_beside(text, own, directory)
+            loaded = await _beside(text, self._supervisor.load())
             whole = await loaded_model(own, loaded, await text, self._prepared)
             model = self._serve(whole, options)
         except BaseException as error:
             text.cancel()
-            if self._model is not None:
-                raise
+            await self._supervisor.drop_next()
             await self._supervisor.end(RequestCancelledError("loading the model failed"))
             is_wanted = frees == self._frees and not (self._is_closing or self.has_waiting_loads)
             if previous is not None and isinstance(error, REFUSALS):
@@ -376,33 +377,23 @@ class Engine(Generic[HandleT]):
         self._served = _Served(model, options, own, directory)
         return model
 
-    async def _load_beside(
-        self, text: "asyncio.Task[TextPart]", own: ModelOptions, directory: Path
-    ) -> Loaded:
-        """Have a process load a model; an error of its text part is raised before all others.
-
-        A tokenizer that cannot be made may have its reason elsewhere: the process tells more.
-        """
-        load = asyncio.create_task(self._supervisor.load(own, directory))
-        try:
-            await asyncio.wait([load, text], return_when=asyncio.FIRST_EXCEPTION)
-            problem = text.exception() if text.done() else None
-            is_known = isinstance(problem, LoadError)
-            if is_known and not isinstance(problem, UnreadableTokenizerError):
-                await text
-            return await load
-        finally:
-            load.cancel()
-            await asyncio.wait([load])
-            if not load.cancelled():
-                load.exception()  # Retrieved: that of the text came first.
+    async def _look(
+        self, own: ModelOptions, directory: Path, text: "asyncio.Task[TextPart]"
+    ) -> None:
+        """Have another process look at a model, while the present one goes on serving."""
+        if own.environment:
+            await self._supervisor.starter.prepare_with(dict(own.environment))
+        await _beside(text, self._supervisor.look(own, directory))
+        if self._model is not None:
+            await text
 
     async def _come_back(self, previous: "_Served[HandleT]") -> str:
         """Load the previous model again, if possible, and return a sentence on the outcome."""
         name = previous.model.card.name
         log.warning("the load has not succeeded: loading %s again", name)
         try:
-            await self._supervisor.load(previous.own, previous.directory)
+            await self._supervisor.look(previous.own, previous.directory)
+            await self._supervisor.load()
         except BackendError as failure:
             log.warning("%s cannot be loaded again: %s", name, failure)
             self._served = None
@@ -451,6 +442,29 @@ def _require_loadable(options: ModelOptions, directory: Path) -> None:
     if options.adapters and group_size(options.tuning) > 1:
         problem = "a model on several processes takes no adapters"
         raise InvalidRequestError(options.adapters[0].field, problem)
+
+
+async def _beside(text: "asyncio.Task[TextPart]", work: Coroutine[None, None, WorkT]) -> WorkT:
+    """Return the result of the work; an error of the text part is raised before its own.
+
+    A tokenizer that cannot be made may have its reason elsewhere: the process tells more.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task, text], return_when=asyncio.FIRST_EXCEPTION)
+        if task.done() and isinstance(task.exception(), LoadFailedError):
+            # The tokenizer may have ended the process.
+            await asyncio.wait([text])
+        problem = text.exception() if text.done() else None
+        is_known = isinstance(problem, LoadError)
+        if is_known and not isinstance(problem, UnreadableTokenizerError):
+            await text
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # Retrieved: that of the text came first.
 
 
 def _load_was_ended() -> LoadCancelledError:

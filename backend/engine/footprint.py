@@ -1,24 +1,20 @@
-"""The memory of a model, estimated before the weights of a decoder are read."""
+"""The memory of a model, estimated before its weights are read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from backend.config import MEDIA_BYTES, ModelOptions, TuningOptions
+from backend.config import MEDIA_BYTES, ModelOptions
 from backend.core.model import ModelCard, ModelKind
-from backend.engine.passes.caches import foreseen_cache_factory
-from backend.engine.plan import MODEL_ERRORS, Decoder
 from backend.engine.rows.admission import KvProfile, kv_budget_bytes, working_set_bytes
 from backend.engine.trials.draft_model import foresee_draft
-from backend.engine.trials.pass_costs import foresee
-from backend.model.checkpoint.config_file import read_config
+from backend.engine.trials.pass_costs import foresee_kv
 from backend.model.checkpoint.expert_store import read_rate
 from backend.model.checkpoint.gate import tokenizer_directory
 from backend.model.checkpoint.weights import files_bytes, memory_bytes
-from backend.model.encoder import is_encoder
 from backend.model.experts import layers_of_experts
 from backend.model.loaded import RunnableModel
-from backend.model.loader import load, look
+from backend.model.loader import look
 from backend.model.text.tokenizer_file import TOKENIZER_FILE
 
 KV_WIDTHS = (None, 8, 4)
@@ -132,9 +128,9 @@ def forecast(
         LoadError: It cannot be loaded; or its draft model cannot be, is an encoder, or cannot
             draft for it.
     """
-    if is_encoder(read_config(directory)):
-        return _of_encoder(options, directory)
     model = look(options, directory)
+    if model.card.kind is not ModelKind.DECODER:
+        return _of_encoder(options, directory, model)
     draft, draft_profile = foresee_draft(options, model) or (None, None)
     media_bytes = MEDIA_BYTES if model.media else 0
     working_set = working_set_bytes()
@@ -142,7 +138,7 @@ def forecast(
     profiles: dict[KvProfile, KvForecast] = {}
     for bits in KV_WIDTHS:
         memory = replace(options.tuning.memory, kv_bits=bits)
-        own = _foreseen(model.network, replace(options.tuning, memory=memory))
+        own = foresee_kv(model.network, replace(options.tuning, memory=memory))
         if own is None:
             continue
         profile = replace(own, draft=draft_profile)
@@ -176,9 +172,8 @@ def _experts(
     )
 
 
-def _of_encoder(options: ModelOptions, directory: Path) -> MemoryForecast:
-    """Return the memory of an encoder, which has no KV cache; reads its weights."""
-    model = load(options, directory)
+def _of_encoder(options: ModelOptions, directory: Path, model: RunnableModel) -> MemoryForecast:
+    """Return the memory of an encoder, which has no KV cache."""
     return MemoryForecast(
         card=model.card,
         files_bytes=files_bytes(directory),
@@ -198,13 +193,3 @@ def _vocabulary_bytes(options: ModelOptions, model: RunnableModel) -> int:
     if model.card.kind is ModelKind.DECODER:
         return 2 * (held + tokens * _PIECE_BYTES) + model.card.vocab_size * _TREE_BYTES
     return 2 * held + tokens * _PIECE_BYTES
-
-
-def _foreseen(network: Decoder, tuning: TuningOptions) -> KvProfile | None:
-    """Return how caches grow; `None` if the model does not support quantised ones."""
-    try:
-        return foresee(network, foreseen_cache_factory(network, tuning))
-    except MODEL_ERRORS:
-        if tuning.memory.kv_bits is None:
-            raise
-        return None

@@ -75,6 +75,10 @@ class _Wrapper:
     def parameters(self) -> object:
         return self._network.parameters()
 
+    @property
+    def state(self) -> object:
+        return self._network.state
+
     def _numbers(self, asked: Asked) -> mx.array:
         return mx.array([self.types.index(each) for each in asked.types])
 

@@ -25,16 +25,7 @@ from backend.model.checkpoint.config_file import (
 )
 from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import (
-    MakeRoom,
-    cast_weights,
-    evaluate,
-    memory_bytes,
-    need_no_room,
-    require_memory,
-    rules_out_float32,
-    weights_bytes,
-)
+from backend.model.checkpoint.weights import cast_weights, rules_out_float32, weights_bytes
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
@@ -177,18 +168,12 @@ def _whole(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**(inner or {}), **config}
 
 
-def load_encoder(
-    options: ModelOptions,
-    directory: Path,
-    config: Mapping[str, Any],
-    make_room: MakeRoom = need_no_room,
-    *,
-    renders: bool = True,
+def lazy_encoder(
+    options: ModelOptions, directory: Path, config: Mapping[str, Any], *, renders: bool = True
 ) -> RunnableModel:
-    """Load an encoder, or a cross-encoder.
+    """Build an encoder, or a cross-encoder, without reading weights into memory.
 
     Args:
-        make_room: Called with the size of the weights before they are read.
         renders: Whether this process needs the chat template.
     """
     name = _family_name(config)
@@ -204,8 +189,6 @@ def load_encoder(
     tokenizer, template, _ = read(options, directory, {})
     _require_marks(family, tokenizer)
     reader = _reader(family, network)
-    size = weights_bytes(network)
-    require_memory(size, memory_bytes())
     card = ModelCard(
         name=options.model or directory.name,
         path=str(directory),
@@ -213,7 +196,7 @@ def load_encoder(
         context_length=_context_length(options, directory, family, config),
         vocab_size=int({**(config.get("text_config") or {}), **config}["vocab_size"]),
         eos_token_ids=frozenset(),
-        weights_bytes=size,
+        weights_bytes=weights_bytes(network),
         supports_tools=False,
         supports_thinking=False,
         embedding=profile,
@@ -221,8 +204,6 @@ def load_encoder(
         decisions=decision_profile({**config, "model_type": name}),
         tagging=tagging,
     )
-    make_room(size)
-    evaluate(network)
     return RunnableModel(tokenizer, template, card, reader)
 
 

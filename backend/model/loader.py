@@ -59,7 +59,7 @@ from backend.model.checkpoint.weights import (
     weights_bytes,
 )
 from backend.model.device import DEVICE
-from backend.model.encoder import is_encoder, load_encoder
+from backend.model.encoder import is_encoder, lazy_encoder
 from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
 from backend.model.text.template import ChatTemplate
@@ -105,21 +105,45 @@ def load(
         make_room: Called with the size of these weights plus `beside_bytes` before they are read.
         beside_bytes: Size of another model's weights that are already in memory.
     """
-    started_at = time.monotonic()
+    model = look(options, directory, divide=divide, renders=renders)
+    prepare(model, options, beside_bytes=beside_bytes)
+    return read(model, make_room=make_room, beside_bytes=beside_bytes)
+
+
+def look(
+    options: ModelOptions,
+    directory: Path,
+    *,
+    divide: Divide | None = None,
+    renders: bool = True,
+) -> RunnableModel:
+    """Return a model without reading its weights; the arguments are those of `load`."""
     with _as_load_errors(directory):
         require_sound(directory)
         config = read_config(directory)
         require_weights(directory)
         if is_encoder(config):
-            model = load_encoder(options, directory, config, make_room, renders=renders)
-        else:
-            model = _lazy_model(options, directory, config, divide, renders=renders)
-            if model.experts is not None:
-                own = _own_folder(options, directory)
-                model.experts.open(options, directory, [directory, own])
-            require_memory(model.card.weights_bytes, memory_bytes() - beside_bytes)
-            make_room(model.card.weights_bytes + beside_bytes)
-            evaluate(model.network)
+            return lazy_encoder(options, directory, config, renders=renders)
+        return _lazy_model(options, directory, config, divide, renders=renders)
+
+
+def prepare(model: RunnableModel, options: ModelOptions, *, beside_bytes: int = 0) -> None:
+    """Check that the weights of a model fit into memory; open the store of experts on disk."""
+    directory = Path(model.card.path)
+    with _as_load_errors(directory):
+        if model.experts is not None:
+            model.experts.open(options, directory, [directory, _own_folder(options, directory)])
+        require_memory(model.card.weights_bytes, memory_bytes() - beside_bytes)
+
+
+def read(
+    model: RunnableModel, *, make_room: MakeRoom = need_no_room, beside_bytes: int = 0
+) -> RunnableModel:
+    """Return a prepared model after reading its weights; the arguments are those of `load`."""
+    started_at = time.monotonic()
+    with _as_load_errors(Path(model.card.path)):
+        make_room(model.card.weights_bytes + beside_bytes)
+        evaluate(model.network)
     log.info(
         "loaded %s: %s, %s of weights in %.1f s",
         model.card.name,
@@ -128,23 +152,6 @@ def load(
         time.monotonic() - started_at,
     )
     return model
-
-
-def look(options: ModelOptions, directory: Path, *, renders: bool = True) -> RunnableModel:
-    """Return a decoder without reading its weights; every other cause of failure is checked.
-
-    Args:
-        renders: Whether to prepare its chat template.
-    """
-    with _as_load_errors(directory):
-        require_sound(directory)
-        config = read_config(directory)
-        require_weights(directory)
-        if is_encoder(config):
-            raise UnsupportedModelError(
-                f"{config['model_type']} is an encoder: it has no KV cache, and cannot be divided"
-            )
-        return _lazy_model(options, directory, config, None, renders=renders)
 
 
 @contextmanager

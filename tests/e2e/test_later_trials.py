@@ -23,12 +23,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from backend.config import ModelOptions
-from backend.engine.assembly import assemble_any_loop, load_whole
+from backend.engine.assembly import assemble_any_loop
+from backend.model.loader import load
 from backend.engine.findings import Notebook
 
 directory = Path(sys.argv[1])
 options = ModelOptions(model=str(directory))
-assemble_any_loop(load_whole(options, directory), options, SimpleNamespace(post=print), Notebook())
+assemble_any_loop(load(options, directory), options, SimpleNamespace(post=print), Notebook())
 print([name for name in sys.modules if name.startswith("mlx_vlm.")])
 """
 

@@ -150,6 +150,19 @@ async def test_a_cancelled_load_leaves_nothing_and_another_works(engine, tiny_mo
     assert (await engine.load(options(tiny_models("qwen3")))).model_type == "qwen3"
 
 
+async def test_a_load_that_is_cancelled_early_leaves_the_model_before_alone(engine, tiny_models):
+    await engine.load(options(tiny_models("llama")))
+    model, before = engine.model, workers()
+    running = asyncio.create_task(collect(engine, make_request("a", prompt_of(5), max_tokens=50)))
+    loading = asyncio.create_task(engine.load(options(tiny_models("qwen3"))))
+    await until(lambda: len(workers()) == 2)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert (engine.model, workers()) == (model, before)
+    assert len(await running) == 51
+
+
 async def test_free_ends_a_running_load(engine, tiny_models):
     loading = asyncio.create_task(engine.load(options(tiny_models("llama"))))
     await asyncio.sleep(0)

@@ -11,11 +11,12 @@ from engine_driver import Desk, make_request, prompt_of
 
 from backend.config import ModelOptions, TuningOptions
 from backend.engine import assembly
-from backend.engine.assembly import assemble_any_loop, load_whole
+from backend.engine.assembly import assemble_any_loop
 from backend.engine.examination import DELAY_S
 from backend.engine.findings import MAX_BEGUN, Findings, Notebook
 from backend.engine.plan import Batching
 from backend.engine.trials.model_key import model_key
+from backend.model.loader import load
 
 pytestmark = pytest.mark.mlx
 
@@ -52,7 +53,7 @@ class Bench:
         **tuning: Any,
     ) -> None:
         self.options = ModelOptions(model=str(directory), tuning=TuningOptions.of(**tuning))
-        model = load_whole(self.options, directory)
+        model = load(self.options, directory, renders=False)
         self.network = Counting(model.network, breaks=breaks)
         model = replace(model, network=self.network)
         self.key = model_key(self.options, model)
@@ -168,7 +169,7 @@ def test_other_libraries_other_files_and_another_machine_are_tried_again(
     from backend.model.checkpoint import gate
 
     options = ModelOptions(model=str(llama))
-    model = load_whole(options, llama)
+    model = load(options, llama, renders=False)
     first = model_key(options, model)
     assert model_key(options, model) == first
     for module, name in ((keys, "version_of"), (gate, "version_of")):

@@ -296,25 +296,33 @@ class Members:
             self._fail(GroupLostError(f"{self._name(member)} {ending(member.process)}"))
 
 
-def form_group(
-    form: Form, fail: Callable[[BackendError], NoReturn]
-) -> tuple[Members, RunnableModel, Start]:
-    """Gather a group and load its shards; return both, and the budgets.
+def checked(form: Form) -> Form:
+    """Return the form of a group with the backend that it can use, without starting a process.
 
     Raises:
         InvalidRequestError: MLX has no such backend here.
-        LoadError: The model cannot be divided, or a rank is missing or has failed.
+        LoadError: The model cannot be divided.
     """
     options = form.options
     topology = replace(form.topology, backend=usable_backend(form.topology))
     # Towers are not divided, only the text part of such a model.
     options = replace(options, tuning=options.tuning.updated(vision=False))
-    form = structs.replace(form, topology=topology, options=options)
-    # First, because they import MLX meanwhile. If this one fails, they end with it.
-    children = _started(topology)
-    network = look(form.options, form.directory).network
+    network = look(options, form.directory).network
     require_divisible(network, read_config(form.directory), topology)
-    members = gather(form, make_codec(), children)
+    return structs.replace(form, topology=topology, options=options)
+
+
+def form_group(
+    form: Form, fail: Callable[[BackendError], NoReturn]
+) -> tuple[Members, RunnableModel, Start]:
+    """Gather a checked group and load its shards; return both, and the budgets.
+
+    Raises:
+        LoadError: A rank is missing or has failed.
+    """
+    topology = form.topology
+    # If this process fails, they end with it.
+    members = gather(form, make_codec(), _started(topology))
     memory = [memory_bytes(), *(member.hello.memory_bytes for member in members)]
     split = pipeline_split(form, memory)
     joins = [Join(form=form, rank=rank, split=split) for rank in range(topology.size)]

@@ -19,9 +19,10 @@ from typing import NoReturn
 
 from msgspec import structs
 
+from backend.config import ModelOptions
 from backend.core.model import ModelKind
 from backend.core.prompt import PreparedMedium
-from backend.engine.assembly import assemble_any_loop, load_whole
+from backend.engine.assembly import assemble_any_loop, look_whole, read_whole
 from backend.engine.encoder_loop import EncoderLoop
 from backend.engine.findings import Notebook
 from backend.engine.grammars.pool import GrammarPool, GrammarWorkshop, Outcome
@@ -38,9 +39,11 @@ from backend.engine.messages.protocol import (
     Job,
     Leave,
     Load,
+    Loadable,
     Loaded,
     MediaFacts,
     PrepareMedium,
+    Read,
     Submit,
     Told,
     Waiting,
@@ -184,16 +187,23 @@ class Boot:
 
     def _load(self, load: Load) -> EngineLoop | EncoderLoop:
         """Load a model, and start listening to the server."""
-        options = replace(load.options, state_dir=self._state)
-        load = self._share.join(structs.replace(load, options=options))
+        load = structs.replace(load, options=replace(load.options, state_dir=self._state))
         model, loop = self._load_group(load) or self._load_alone(load)
         self._serve(model, loop)
         return loop
 
+    def _wait_to_read(self, load: Load) -> ModelOptions:
+        """Wait until the model before is gone, and return the options after joining the ledger."""
+        self._server.send(Loadable())
+        if not isinstance(self._server.receive(), Read):
+            exit_at_once(0)
+        return self._share.join(load).options
+
     def _load_alone(self, load: Load) -> tuple[RunnableModel, EngineLoop | EncoderLoop]:
-        options, make_room = load.options, self._share.make_room
+        model = look_whole(load.options, load.directory)
+        options, make_room = self._wait_to_read(load), self._share.make_room
         notebook = Notebook(load.known, lambda *found: self._server.send(Found(*found)))
-        model = load_whole(options, load.directory, make_room)
+        model = read_whole(model, options, make_room)
         loop = assemble_any_loop(model, options, self._port, notebook, make_room)
         has_media = model.media is not None
         self._share.begin(loop.status(), self._port.post, has_media=has_media)
@@ -205,17 +215,22 @@ class Boot:
         if not tuning.group.is_named:
             return None
         from backend.engine.distributed.gathering import Form
+        from backend.engine.distributed.members import checked
         from backend.engine.distributed.topology import topology_of
         from backend.engine.leading.group_port import join_group
 
         if (topology := topology_of(tuning)) is None:
             return None
-        form = Form(
-            topology=topology,
-            options=load.options,
-            directory=load.directory,
-            timeout_s=tuning.group.worker_timeout_s,
+        form = checked(
+            Form(
+                topology=topology,
+                options=load.options,
+                directory=load.directory,
+                timeout_s=tuning.group.worker_timeout_s,
+            )
         )
+        share = self._wait_to_read(load).memory_utilization
+        form = structs.replace(form, options=replace(form.options, memory_utilization=share))
         model, loop, self._port = join_group(form, self._server, self._share, self._fail)
         return model, loop
 

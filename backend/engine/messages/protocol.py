@@ -1,8 +1,8 @@
 """Messages between the server and the engine process, which is rank 0 of one or more.
 
-server --Load, then Submit, Cancel, Expect, Job, Leave, Stop--> engine
-server <--Loaded, then Told, Answered, Passing, Compiling, Snapshot; Found at any time-- engine
-server <--Failed-- engine
+server --Load, Read, then Submit, Cancel, Expect, Job, Leave, Stop--> engine
+server <--Loadable, Loaded, then Told, Answered, Passing, Compiling, Snapshot-- engine
+server <--Found at any time; Failed-- engine
 """
 
 from collections.abc import Mapping, Sequence
@@ -151,7 +151,7 @@ class Resize:
 
 
 class Load(Struct, frozen=True, tag=True, array_like=True):
-    """Load a model; the first and only one of a process.
+    """Look at a model; the first and only one of a process, which waits with its weights.
 
     Attributes:
         ledger: The directory where backends divide the memory; `None` for none.
@@ -161,6 +161,10 @@ class Load(Struct, frozen=True, tag=True, array_like=True):
     directory: Path
     ledger: Path | None = None
     known: Mapping[str, Findings] = {}
+
+
+class Read(Struct, frozen=True, tag=True, array_like=True):
+    """Load the model, whose predecessor has gone."""
 
 
 class PrepareMedium(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
@@ -194,7 +198,7 @@ class Stop(Struct, frozen=True, tag=True, array_like=True):
     """Close the session and end."""
 
 
-Order: TypeAlias = Load | Submit | Cancel | Expect | Job | Leave | Stop
+Order: TypeAlias = Load | Read | Submit | Cancel | Expect | Job | Leave | Stop
 
 
 class MediaFacts(Struct, frozen=True, kw_only=True):
@@ -203,6 +207,10 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     snippets: Mapping[MediaKind, str]
     takes_parts: bool
     sampling_rate: int
+
+
+class Loadable(Struct, frozen=True, tag=True, array_like=True):
+    """Only the weights, and trials with them, can tell more against the load."""
 
 
 class Loaded(Struct, frozen=True, tag=True, kw_only=True, array_like=True):
@@ -279,5 +287,5 @@ class Failed(Struct, frozen=True, tag=True, array_like=True):
 
 
 News: TypeAlias = (
-    Waiting | Loaded | Told | Answered | Passing | Compiling | Snapshot | Found | Failed
+    Waiting | Loadable | Loaded | Told | Answered | Passing | Compiling | Snapshot | Found | Failed
 )

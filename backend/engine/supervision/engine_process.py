@@ -6,13 +6,23 @@ import logging
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Self, cast
 
 from backend.config import ENGINE_START_S
 from backend.engine.messages.codec import Codec, FrameReader, WireError
-from backend.engine.messages.protocol import Failed, Load, Loaded, News, Order, Stop, Waiting
+from backend.engine.messages.protocol import (
+    Failed,
+    Load,
+    Loadable,
+    Loaded,
+    News,
+    Order,
+    Read,
+    Stop,
+    Waiting,
+)
 from backend.engine.processes import ending, kill_tree, start_engine
 from backend.errors import (
     BackendError,
@@ -62,7 +72,7 @@ class EngineProcess(asyncio.Protocol):
         self._codec = Codec(News)
         self._frames = FrameReader()
         self._transport: asyncio.WriteTransport | None = None
-        self._loading: asyncio.Future[Loaded] | None = None
+        self._loading: asyncio.Future[Loadable | Loaded] | None = None
         self._reason: BackendError | None = None
         self._is_ending = False
         self._has_begun = asyncio.Event()
@@ -115,15 +125,22 @@ class EngineProcess(asyncio.Protocol):
         if self._reason is not None:
             raise self._reason
 
-    async def load(self, order: Load) -> Loaded:
-        """Have it load a model.
+    async def look(self, order: Load) -> None:
+        """Have it look at a model, without its weights; fails as `load`."""
+        self.order = order
+        await self._answer_to(order)
+
+    async def load(self) -> Loaded:
+        """Have it load the model that it has looked at.
 
         Raises:
             LoadError: It failed, with the reason; the process ends.
             InvalidRequestError: An option cannot be met.
             UnsupportedError: The model cannot be loaded as asked.
         """
-        self.order = order
+        return cast("Loaded", await self._answer_to(Read()))
+
+    async def _answer_to(self, order: Load | Read) -> Loadable | Loaded:
         self._loading = asyncio.get_running_loop().create_future()
         if self._farewell is not None:
             self._loading.set_exception(self._load_failure())
@@ -185,7 +202,7 @@ class EngineProcess(asyncio.Protocol):
                 self._has_begun.set()
             case Failed(failure):
                 self._reason = failure.error()
-            case Loaded() if self._loading is not None and not self._loading.done():
+            case Loadable() | Loaded() if self._loading is not None and not self._loading.done():
                 self._loading.set_result(message)
             case _:
                 self._hear(self, message)
@@ -274,8 +291,8 @@ class Starter:
         except (OSError, subprocess.SubprocessError) as error:
             raise LoadFailedError(f"the engine's process cannot be started: {error}") from error
 
-    async def loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
-        """Return a process with a loaded model, and its facts; fails as `EngineProcess.load`."""
+    async def looked(self, order: Load) -> EngineProcess:
+        """Return a process that has looked at a model; fails as `EngineProcess.load`."""
         variables = dict(order.options.environment)
         if variables != self._variables:
             # A process that is running keeps the environment in which it began.
@@ -283,14 +300,14 @@ class Starter:
         process = await self._taken_spare()
         if process is not None and process.is_alive:
             try:
-                return process, await _loaded(process, order)
+                return await _looked(process, order)
             except LoadFailedError as error:
                 # A silent one may have ended while it waited, which is not the load's fault.
                 if not process.is_mute:
                     raise
                 log.warning("%s; another process tries it", error)
         process = await self.started(variables)
-        return process, await _loaded(process, order)
+        return await _looked(process, order)
 
     async def _taken_spare(self) -> EngineProcess | None:
         """Return the spare process, if there is one and it has started."""
@@ -305,10 +322,17 @@ class Starter:
         return spare.result()
 
 
-async def _loaded(process: EngineProcess, order: Load) -> Loaded:
-    """Have a process load a model; if it cannot, the process ends."""
+async def _looked(process: EngineProcess, order: Load) -> EngineProcess:
+    async with ended_on_failure(process):
+        await process.look(order)
+    return process
+
+
+@contextlib.asynccontextmanager
+async def ended_on_failure(process: EngineProcess) -> AsyncIterator[None]:
+    """End a process if the block fails."""
     try:
-        return await process.load(order)
+        yield
     except BaseException:
         await process.end()
         raise

@@ -30,7 +30,7 @@ from backend.engine.messages.protocol import (
     Snapshot,
     Told,
 )
-from backend.engine.supervision.engine_process import EngineProcess, Starter
+from backend.engine.supervision.engine_process import EngineProcess, Starter, ended_on_failure
 from backend.engine.supervision.open_calls import OpenCalls
 from backend.errors import BackendError, EngineFailedError, EngineStuckError, LoadFailedError
 from common.machine_memory import resident_bytes
@@ -145,6 +145,7 @@ class Supervisor:
         self._note_fault = note_fault
         self._long_turn_s = long_turn_s
         self._recovery: asyncio.Task[None] | None = None
+        self._next: EngineProcess | None = None
         self._status = EngineStatus()
         self._passing: Passing | None = None
         self._compiling: Collection[str] = ()
@@ -164,13 +165,26 @@ class Supervisor:
         process = self.calls.process
         return process.process_id if process else None
 
-    async def load(self, options: ModelOptions, directory: Path) -> Loaded:
-        """Load a model into a process without one; fails as `EngineProcess.load`."""
-        self._losses, self._failed_starts = Losses(), 0
+    async def look(self, options: ModelOptions, directory: Path) -> None:
+        """Have another process look at a model; fails as `EngineProcess.load`."""
         self._findings.forgive()
-        process, loaded = await self._loaded(Load(options, directory, self._memory_ledger))
+        self._next = await self._looked(Load(options, directory, self._memory_ledger))
+
+    async def load(self) -> Loaded:
+        """Have the process that has looked at a model load it, once the present one has ended."""
+        self._losses, self._failed_starts = Losses(), 0
+        process, self._next = self._next, None
+        if process is None:
+            raise LoadFailedError("no process has looked at the model")
+        loaded = await _loaded(process)
         self._install(process, loaded)
         return loaded
+
+    async def drop_next(self) -> None:
+        """End the process that has looked at a model, if it has not loaded it."""
+        process, self._next = self._next, None
+        if process is not None:
+            await process.end()
 
     async def end(self, reason: BackendError, *, drops_spare: bool = False) -> None:
         """End the process and all open calls, after writing pending nodes to disk."""
@@ -294,14 +308,15 @@ class Supervisor:
         limit_s = order.options.tuning.process.reload_timeout_s
         try:
             async with asyncio.timeout(limit_s or None):
-                return await self._loaded(order)
+                process = await self._looked(order)
+                return process, await _loaded(process)
         except TimeoutError:
             raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
 
-    async def _loaded(self, order: Load) -> tuple[EngineProcess, Loaded]:
-        """Have a process load a model with all that is known of it."""
+    async def _looked(self, order: Load) -> EngineProcess:
+        """Have a process look at a model, and know all that is known of it."""
         known = await in_own_thread(self._findings.known)
-        return await self.starter.loaded(structs.replace(order, known=known))
+        return await self.starter.looked(structs.replace(order, known=known))
 
     def _note_found(self, found: Found) -> None:
         """Keep the findings of a process."""
@@ -325,3 +340,8 @@ class Supervisor:
         log.critical("%s", error)
         self.calls.fail_all(error)
         self._note_fault(error)
+
+
+async def _loaded(process: EngineProcess) -> Loaded:
+    async with ended_on_failure(process):
+        return await process.load()

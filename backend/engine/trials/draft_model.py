@@ -105,6 +105,7 @@ def load_draft_model(
 def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelCard, KvProfile]:
     """Return the card and memory profile of `load_draft_model`'s result without reading weights."""
     draft = look(own, Path(own.model), renders=False)
+    _require_decoder(draft)
     require_same_vocabulary(draft.tokenizer, model.tokenizer)
     _require_positions(draft)
     return draft.card, foresee(draft.network, CacheFactory(draft.network))
@@ -113,9 +114,7 @@ def foresee_draft_model(own: ModelOptions, model: RunnableModel) -> tuple[ModelC
 def _examined(
     draft: RunnableModel, model: RunnableModel, sample: Sequence[int], page: Page
 ) -> LoadedDraft:
-    if draft.card.kind is not ModelKind.DECODER:
-        kind, name = draft.card.kind.value, draft.card.path
-        raise UnsupportedModelError(f"{name} is of the kind {kind}: it generates nothing")
+    _require_decoder(draft)
     require_same_vocabulary(draft.tokenizer, model.tokenizer)
     known = [token_id for token_id in sample if token_id < draft.card.vocab_size] or [0]
     fresh_caches = CacheFactory(draft.network)
@@ -123,6 +122,12 @@ def _examined(
         require_sense(draft.network, fresh_caches, known[:PROBE_TOKENS])
         page.add(is_sound=True)
     return look_at_draft(draft, known, page, batches=model.card.batches)
+
+
+def _require_decoder(draft: RunnableModel) -> None:
+    if draft.card.kind is not ModelKind.DECODER:
+        kind, name = draft.card.kind.value, draft.card.path
+        raise UnsupportedModelError(f"{name} is of the kind {kind}: it generates nothing")
 
 
 def look_at_draft(
@@ -319,6 +324,13 @@ def wants_drafter(options: ModelOptions, model: RunnableModel) -> bool:
     except LoadError:
         return True
     return has_own or options.tuning.speculation.speculation == "mtp"
+
+
+def names_drafter(options: ModelOptions) -> bool:
+    """Tell whether the options name a drafter; a head of the checkpoint may draft without."""
+    if draft_options(options) is not None:
+        return True
+    return options.tuning.speculation.speculation == "mtp" and not asks_for_several(options)
 
 
 def foresee_draft(

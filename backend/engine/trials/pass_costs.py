@@ -10,10 +10,12 @@ import mlx.core as mx
 
 from backend.cache.kv import RowKV
 from backend.cache.layers import cache_leaves, growth_of
+from backend.config import TuningOptions
 from backend.engine.kv.layer import RaggedKV
 from backend.engine.kv.ledger import Joining, Ledger
 from backend.engine.passes.agreement import ALONE
-from backend.engine.plan import Caches, Decoder, FreshCaches
+from backend.engine.passes.caches import foreseen_cache_factory
+from backend.engine.plan import MODEL_ERRORS, Caches, Decoder, FreshCaches
 from backend.engine.rows.admission import KvProfile, WindowProfile
 from backend.engine.trials.trial_steps import Pieces, computed, cut, prefilled
 
@@ -63,6 +65,20 @@ def foresee(network: Decoder, fresh_caches: FreshCaches) -> KvProfile:
     caches = fresh_caches()
     network(mx.array([_PROBE]), cache=caches)
     return profile_of(caches)
+
+
+def foresee_kv(network: Decoder, tuning: TuningOptions) -> KvProfile | None:
+    """Return the same for the caches that the options request.
+
+    Returns:
+        `None` if the model does not support quantised ones.
+    """
+    try:
+        return foresee(network, foreseen_cache_factory(network, tuning))
+    except MODEL_ERRORS:
+        if tuning.memory.kv_bits is None:
+            raise
+        return None
 
 
 def profile_of(caches: Caches) -> KvProfile:

@@ -20,7 +20,10 @@ _OUT_OF_MEMORY = re.compile(
     r"\bmalloc\b|out of memory|insufficient memory|bad_alloc", re.IGNORECASE
 )
 _UNKNOWN_TYPE = re.compile(r"Model type (\S+) not supported")
-_MISFIT = re.compile(r"parameters not in model|Missing \d+ parameters|Expected shape")
+_MISFIT = re.compile(
+    r"parameters not in model|Missing \d+ parameters|Expected shape|"
+    r"\[quantize\]|Cannot infer the quantization"
+)
 _REMOTE_CODE = "trust_remote_code"
 _NO_METAL = "No Metal back-end"
 

@@ -34,7 +34,7 @@ async def test_a_load_says_in_plain_words_that_no_process_can_be_started(
     if has_spare:
         supervisor.starter.prepare()
     with pytest.raises(LoadFailedError, match=r"cannot be started: .*Too many open files"):
-        await supervisor.load(ModelOptions(model="any"), tmp_path)
+        await supervisor.look(ModelOptions(model="any"), tmp_path)
 
 
 async def test_closing_is_not_disturbed_by_a_process_that_never_started(no_descriptors):
