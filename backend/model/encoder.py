@@ -25,7 +25,12 @@ from backend.model.checkpoint.config_file import (
 )
 from backend.model.checkpoint.mends import mend
 from backend.model.checkpoint.upstream import Network
-from backend.model.checkpoint.weights import cast_weights, rules_out_float32, weights_bytes
+from backend.model.checkpoint.weights import (
+    cast_weights,
+    require_fractions,
+    rules_out_float32,
+    weights_bytes,
+)
 from backend.model.device import DEVICE
 from backend.model.loaded import RunnableModel
 from backend.model.text.hf_tokenizer import load_bare_tokenizer, load_tokenizer
@@ -336,6 +341,7 @@ def _lazy_network(
             config_overrides={"num_labels": labels or 1},
             lazy=True,
         )
+    require_fractions(network, directory)
     mend(network)
     if options.dtype is not None:
         cast_weights(network, options.dtype)

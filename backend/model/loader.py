@@ -54,6 +54,7 @@ from backend.model.checkpoint.weights import (
     is_bare_decoder,
     memory_bytes,
     need_no_room,
+    require_fractions,
     require_memory,
     rules_out_float32,
     weights_bytes,
@@ -221,8 +222,10 @@ def _lazy_network(
     """
     if not _takes_mlx_vlm(options, directory, config):
         decoder = _lazy_decoder(options, directory)
+        require_fractions(decoder, directory)
         return decoder, _adjust(decoder, options)
     model = load_from_mlx_vlm(options, directory, config)
+    require_fractions(model, directory)
     experts = _adjust(model, options)
     network = VisionNetwork(model)
     _require_decoder_only(network, directory, config)

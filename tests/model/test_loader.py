@@ -250,6 +250,62 @@ def test_weights_that_do_not_match_are_told(
         loaded(options(), llama_copy)
 
 
+@pytest.mark.parametrize("part", ["", "q_proj.weight", "input_layernorm.weight"])
+@pytest.mark.parametrize("kind", ["int8", "uint32", "bool", "complex64"])
+def test_weights_without_fractions_are_named(
+    options: Options, llama_copy: Path, part: str, kind: str
+):
+    path = llama_copy / "model.safetensors"
+    weights = {
+        name: weight.astype(getattr(mx, kind, mx.bool_)) if part in name else weight
+        for name, weight in mx.load(str(path)).items()
+    }
+    mx.save_safetensors(str(path), weights)
+    with pytest.raises(LoadError, match=f"{part} has values of type {kind}, no") as raised:
+        loaded(options(), llama_copy)
+    assert type(raised.value) is LoadError
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "does not fit the weights"),
+        ({"quantization_config": {"quant_method": "awq"}}, "does not fit the weights"),
+        ({"quantization_config": {"quant_method": "modelopt"}}, "it lacks 'quant_algo'"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "format None"),
+        ({"quantization": {}}, "it lacks 'group_size'"),
+        ({"quantization": {"group_size": 64}}, "it lacks 'bits'"),
+        ({"quantization": {"group_size": 64, "bits": 4, "lm_head": "x"}}, "must return a bool"),
+    ],
+)
+def test_a_quantisation_that_the_weights_do_not_have_names_its_field(
+    options: Options, llama_copy: Path, changes: dict[str, object], words: str
+):
+    # Of the two fields, a null one has no part in it.
+    edit_json(llama_copy / "config.json", **{"quantization": None, **changes})
+    with pytest.raises(LoadError, match=words) as raised:
+        loaded(options(), llama_copy)
+    assert type(raised.value) is LoadError
+    assert str(raised.value).startswith(f"{llama_copy / 'config.json'}: {next(iter(changes))} is ")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"quant_method": "modelopt", "quantization": {"quant_algo": "X"}}', "quant_algo: X"),
+        ("[1]", "is not a JSON object"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_separate_file_of_the_quantisation_is_named(
+    options: Options, llama_copy: Path, content: str, words: str
+):
+    (llama_copy / "hf_quant_config.json").write_text(content)
+    with pytest.raises(LoadError, match=rf"hf_quant_config\.json.*{words}") as raised:
+        loaded(options(), llama_copy)
+    assert type(raised.value) is LoadError
+
+
 def test_spoilt_weights_are_told(options: Options, llama_copy: Path):
     (llama_copy / "model.safetensors").write_bytes(b"version https://git-lfs")
     with pytest.raises(LoadError, match="git lfs pull"):

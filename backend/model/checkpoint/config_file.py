@@ -4,6 +4,7 @@ import json
 import math
 import re
 import stat
+import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -177,13 +178,16 @@ _RULES = (
     _Rule(_names("rope_theta rope_local_base_freq rope_local_theta"), 0, 1e15, is_whole=False),
 )
 _RULE_OF = {name: rule for rule in _RULES for name in rule.names}
-_OBJECTS = _names("text_config quantization rope_scaling rope_parameters")
+_QUANTIZATION = ("quantization", "quantization_config")
+_OBJECTS = _names("text_config rope_scaling rope_parameters").union(_QUANTIZATION)
 _ROPE = ("rope_scaling", "rope_parameters")
 _ROPE_FACTOR = _Rule(_names("factor"), 1e-6, 1e6, is_whole=False)
 _DECODERS = ("", "text_config")
 
 _FIELD = re.compile(r"[Ff]ield '(\w+)' (expected|with value)")
 _ROPE_TYPE = re.compile(r"(?i)\b(rope|rotary)\b.*\btype\b|\btype\b.*\brope\b")
+_LIBRARIES = ("mlx.", "mlx_lm.", "mlx_vlm.")
+_QUANTIZING = re.compile(r"quant|awq")
 _KINDS: Mapping[type, tuple[type, ...]] = {
     bool: (bool,),
     int: (int, float),
@@ -219,6 +223,8 @@ def explain(failure: BaseException, path: Path, config: Mapping[str, Any]) -> st
     text = str(failure)
     if match := _FIELD.search(text):
         return _message_about(path, config, match[1], "it does not fit the field")
+    if _is_about_quantization(failure) and (reason := _of_quantization(failure, path, config)):
+        return reason
     if _ROPE_TYPE.search(text) or isinstance(failure, KeyError):
         name = next((name for name in _ROPE if isinstance(config.get(name), Mapping)), None)
         if name is not None:
@@ -229,6 +235,32 @@ def explain(failure: BaseException, path: Path, config: Mapping[str, Any]) -> st
             expected = " or ".join(dict.fromkeys(_SPOKEN[k] for k in _SPOKEN if k in kinds))
             return _message(path, "", name, config[name], f"{expected} belongs there")
     return None
+
+
+def _is_about_quantization(failure: BaseException) -> bool:
+    """Tell whether a library failed where it quantises a network, or packs weights anew."""
+    functions = (
+        frame.f_code.co_name
+        for frame, _ in traceback.walk_tb(failure.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith(_LIBRARIES)
+    )
+    return any(_QUANTIZING.search(text) for text in (*functions, str(failure)))
+
+
+def _of_quantization(failure: BaseException, path: Path, config: Mapping[str, Any]) -> str | None:
+    match failure:
+        case KeyError():
+            problem = f"it lacks {failure}"
+        case NameError():
+            # Nothing but mlx-lm's own variable, which no weight has set.
+            problem = "it does not fit the weights"
+        case _:
+            problem = f"it does not fit: {' '.join(str(failure).split())}"
+    for name in _QUANTIZATION:
+        if any(level.get(name) is not None for _, level in _levels(config)):
+            return _message_about(path, config, name, problem)
+    other = path.with_name(QUANTIZATION_NAME)
+    return f"{other}: {problem}" if other.is_file() else None
 
 
 def _problem(place: str, name: str, value: object) -> str | None:
@@ -300,6 +332,8 @@ def _message(path: Path, place: str, name: str, value: object, problem: str) -> 
 
 
 CONFIG_NAME = "config.json"
+# NVIDIA ModelOpt's, which counts where config.json has none.
+QUANTIZATION_NAME = "hf_quant_config.json"
 WEIGHTS_PATTERN = "model*.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
@@ -333,6 +367,9 @@ def read_config(directory: Path) -> Mapping[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise UnsupportedModelError(f"{path} does not name a model_type")
     require_sensible(path, config)
+    quantization = directory / QUANTIZATION_NAME
+    if "quantization_config" not in config and quantization.is_file():
+        read_json(quantization, dict)
     return config
 
 

@@ -11,8 +11,8 @@ from backend.model.checkpoint.config_file import CONFIG_NAME, explain, read_json
 # Loading runs model code of any origin; `olmo` exits the process if a package is missing.
 UPSTREAM_FAILURES: tuple[type[BaseException], ...] = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
-    *(OSError, RuntimeError, SyntaxError, TypeError, ValueError, SystemExit),
-    StrictDataclassError,
+    *(NameError, OSError, RuntimeError, StopIteration, SyntaxError, TypeError, ValueError),
+    *(BufferError, EOFError, SystemExit, StrictDataclassError),
 )
 
 _MAX_CHARS = 400

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from backend.errors import OutOfMemoryError
+from backend.errors import LoadError, OutOfMemoryError
 from backend.model.checkpoint.config_file import WEIGHTS_PATTERN
 from backend.model.checkpoint.upstream import Network
 from common.machine_memory import machine_bytes, trim
@@ -27,6 +27,24 @@ _GIB = 2**30
 def rules_out_float32(dtype: str | None) -> bool:
     """Tell whether weights of a chosen type, or of none, may not become float32 on a CPU."""
     return dtype not in (None, "float32")
+
+
+def require_fractions(network: Network, directory: Path) -> None:
+    """Refuse weights of whole numbers, unless their module has scales that make fractions of them.
+
+    Most computations would take them, and give nonsense.
+    """
+    types = {
+        tuple(name.rpartition(".")[::2]): each.dtype
+        for name, each in tree_flatten(network.parameters())
+    }
+    scaled = {module for module, name in types if "scale" in name}
+    for (module, name), kind in types.items():
+        is_plain = name in ("weight", "bias") and module not in scaled
+        if is_plain and not mx.issubdtype(kind, mx.floating):
+            told = str(kind).rpartition(".")[2]
+            problem = f"{module}.{name} has values of type {told}, no fractions, and no scales"
+            raise LoadError(f"{directory}: {problem}")
 
 
 def cast_weights(network: Network, dtype: str) -> None:

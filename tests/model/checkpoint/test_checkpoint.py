@@ -50,6 +50,16 @@ def test_more_layers_than_can_be_built_are_refused_before(tmp_path: Path, name: 
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["quantization", "quantization_config"])
+@pytest.mark.parametrize("value", [False, True, 1, "x", [1]])
+def test_a_quantisation_that_is_no_object_is_refused_before(
+    tmp_path: Path, name: str, value: object
+):
+    write(tmp_path, "config.json", {"model_type": "llama", "text_config": {name: value}})
+    with pytest.raises(LoadError, match=rf"text_config\.{name} is .*: an object belongs there"):
+        read_config(tmp_path)
+
+
 def test_weights_in_another_format_are_named(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(UnsupportedModelError, match=r"found pytorch_model\.bin"):

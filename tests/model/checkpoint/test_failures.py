@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from backend.errors import LoadError, LoadFailedError, OutOfMemoryError, UnsupportedModelError
-from backend.model.checkpoint.failures import as_load_error
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES, as_load_error
 
 WHERE = Path("models/tiny")
 
@@ -43,6 +43,11 @@ def test_kernels_for_apple_gpus_are_named_as_the_reason():
     error = as_load_error(raised.value, WHERE)
     assert type(error) is UnsupportedModelError
     assert "kernels for Apple GPUs only" in str(error)
+
+
+@pytest.mark.parametrize("kind", [NameError, UnboundLocalError, StopIteration, EOFError])
+def test_odd_failures_of_model_code_are_of_the_load(kind: type[Exception]):
+    assert issubclass(kind, UPSTREAM_FAILURES)
 
 
 def test_a_long_failure_is_cut_to_one_line():
