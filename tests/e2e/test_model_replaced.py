@@ -434,6 +434,16 @@ NEVER = {
         {"Options": ["chat_template:{{{{ broken"]},
         "chat_template: line 1 of the template: unexpected end of template",
     ),
+    "a template of the checkpoint that ends too early": (
+        with_text("chat_template.jinja", "{% for message in messages %}{{ mess"),
+        {},
+        "chat_template.jinja: line 1 of the template: unexpected end of template",
+    ),
+    "a template of the checkpoint for tools that ends too early": (
+        with_text("additional_chat_templates/tool_use.jinja", "{% if"),
+        {},
+        "chat_template.jinja: line 1 of the template: unexpected 'end of template'",
+    ),
     "no template": (lambda _: None, {"Options": ["chat_template:" + "9" * 400]}, "is neither a"),
     "a folder that is none": (lambda _: None, {"Options": ["cache_dir:a\0"]}, "cache_dir: is not"),
     "a number that is too large": (

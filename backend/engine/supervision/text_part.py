@@ -97,7 +97,11 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
     Raises:
         LoadError: One of its files is malformed, or a pattern takes too long.
     """
-    from backend.model.text.hf_tokenizer import read_tokenizer, with_special_tokens
+    from backend.model.text.hf_tokenizer import (
+        read_tokenizer,
+        require_own_template,
+        with_special_tokens,
+    )
     from backend.model.text.isolated.template_pool import PROCESSES
 
     # 90,000 objects of libraries, which no collection has to look at.
@@ -105,8 +109,10 @@ def read_text_part(options: ModelOptions, directory: Path) -> TextPart:
     PROCESSES.prepare()
     # Before the tokenizer reads anything.
     with tokenizer_named(options):
-        chars = direct_chars(tokenizer_directory(options, directory))
+        source = tokenizer_directory(options, directory)
+        chars = direct_chars(source)
     hf_tokenizer = read_tokenizer(options, directory)
+    require_own_template(options, hf_tokenizer, source)
     tokenizer = with_special_tokens(options, hf_tokenizer)
     tokenizer.read_elsewhere_beyond(chars)
     # Before the first token needs it.

@@ -414,8 +414,8 @@ _MAX_TRIED_CHARS = 2**17
 _SPAN_TAG = re.compile(r"{%[-+]?\s*(?:end)?generation\s*[-+]?%}")
 
 
-def _require_template(source: str) -> None:
-    """Refuse a template that cannot be parsed, which no request could use."""
+def require_template(source: str) -> None:
+    """Refuse a template that cannot be parsed, which no conversation could use."""
     if len(source) > _MAX_TRIED_CHARS:
         return
     # The server starts without it.
@@ -427,9 +427,9 @@ def _require_template(source: str) -> None:
         SandboxedEnvironment(extensions=[loopcontrols]).parse(_SPAN_TAG.sub("", source))
     except TemplateSyntaxError as error:
         problem = f"line {error.lineno} of the template: {error.message}"
-        raise LoadError(problem, field="chat_template") from None
+        raise LoadError(problem) from None
     except RecursionError:
-        raise LoadError("the template is nested too deeply", field="chat_template") from None
+        raise LoadError("the template is nested too deeply") from None
 
 
 def require_possible(options: ModelOptions) -> None:
@@ -468,7 +468,9 @@ def require_loadable(options: ModelOptions, directory: Path) -> None:
     """Refuse a load that cannot work."""
     require_sound(directory)
     if template := options.tuning.text.chat_template:
-        _require_template(template_source(template, options.models_dir))
+        source = template_source(template, options.models_dir)
+        with named("chat_template"):
+            require_template(source)
     read_config(directory)
     require_weights(directory)
     if draft := options.tuning.speculation.draft_model:

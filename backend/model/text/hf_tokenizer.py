@@ -15,8 +15,13 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from backend.config import ModelOptions
 from backend.errors import LoadError, UnreadableTokenizerError
 from backend.model.checkpoint.config_file import read_json
-from backend.model.checkpoint.failures import one_line
-from backend.model.checkpoint.gate import template_source, tokenizer_directory, tokenizer_named
+from backend.model.checkpoint.failures import UPSTREAM_FAILURES, one_line
+from backend.model.checkpoint.gate import (
+    require_template,
+    template_source,
+    tokenizer_directory,
+    tokenizer_named,
+)
 from backend.model.checkpoint.upstream import HfTokenizer, mlx_lm_part
 from backend.model.text.hf_renderer import jinja_source, make_renderer, template_text
 from backend.model.text.isolated.template_pool import PROCESSES, IsolatedTemplate
@@ -24,6 +29,8 @@ from backend.model.text.template import ChatTemplate
 from backend.model.text.tokenizer import Tokenizer, vocabulary_of
 from backend.model.text.tokenizer_file import follow_file, read_by_file
 from common.machine_memory import trim
+
+TEMPLATE_NAME = "chat_template.jinja"
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +97,35 @@ def chat_template(
     return IsolatedTemplate(jinja_source(hf_tokenizer), writes_tools=writes_tools)
 
 
+def require_own_template(options: ModelOptions, hf_tokenizer: HfTokenizer, directory: Path) -> None:
+    """Refuse a template of the checkpoint that is no text, or cannot be parsed.
+
+    Args:
+        directory: Of the tokenizer.
+    """
+    is_used = hf_tokenizer.chat_template and options.tuning.text.chat_template is None
+    if not is_used or make_renderer(hf_tokenizer, {}) is not None:
+        return
+    file = directory / TEMPLATE_NAME
+    place = str(file if file.is_file() else directory)
+    try:
+        _require_template(hf_tokenizer)
+    except UPSTREAM_FAILURES as error:
+        raise LoadError(f"{place}: the chat template is of no use: {one_line(error)}") from error
+    except LoadError as error:
+        raise LoadError(f"{place}: {error}") from error
+
+
+def _require_template(hf_tokenizer: HfTokenizer) -> None:
+    found = hf_tokenizer.chat_template
+    texts = found.values() if isinstance(found, dict) else [found]
+    if not all(isinstance(text, str) for text in texts):
+        raise LoadError("the chat template is no text")
+    source = jinja_source(hf_tokenizer)
+    for text in {source.plain, source.with_tools}:
+        require_template(text)
+
+
 def _finished(
     options: ModelOptions,
     hf_tokenizer: HfTokenizer,
@@ -113,8 +149,8 @@ def _read(options: ModelOptions, directory: Path) -> HfTokenizer:
         # It knows fewer layer types than mlx-lm, and tokenizers do not depend on them.
         log.warning("transformers refuses config.json: %s", one_line(error))
         hf_tokenizer = AutoTokenizer.from_pretrained(directory, config=PreTrainedConfig(), **trust)
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        if "trust_remote_code" in str(error):
+    except UPSTREAM_FAILURES as error:
+        if isinstance(error, MemoryError) or "trust_remote_code" in str(error):
             raise
         reason = one_line(error)
         raise UnreadableTokenizerError(
