@@ -1,5 +1,11 @@
 """Starts the backend with the command line and the environment, and serves until stopped."""
 
+import signal
+
+# All other imports take a second, in which an interrupt would leave a traceback.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import asyncio
 import logging
@@ -18,13 +24,14 @@ from grpc.aio import ServerInterceptor
 from backend.config import MAX_SLOTS, SWITCH_INTERVAL_S, ServerConfig
 from backend.rpc.server import BackendServer
 from common import log as logs
-from common.address import AddressError, split_address
+from common.address import AddressError, removal, socket_path, split_address
 from common.directories import state_directory, temporary_directory
 from common.machine_memory import LASTING, share_heaps
 from common.openblas import suited_kernels
 from common.options import ADDRESS_SYNONYMS, described, unknown_options
 from common.process import (
     StopRequest,
+    before_abrupt_end,
     exit_with_parent,
     for_children,
     in_own_thread,
@@ -127,6 +134,8 @@ async def serve(config: ServerConfig, secrets: Mapping[str, str]) -> int:
     server = BackendServer(config, _tracing() if config.traces else ())
     bound = await server.start()
     log.info("listening on %s", bound)
+    if socket_path(bound):
+        before_abrupt_end(removal(bound))
     with ExitStack() as others:
         try:
             # Importing takes longer than all before; `Health` is answered meanwhile.

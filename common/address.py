@@ -4,8 +4,10 @@ An address that cannot be used raises `AddressError`, whose message says why.
 """
 
 import errno
+import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -113,6 +115,20 @@ def probe_socket(address: str, path: Path) -> None:
         path.unlink()
     except OSError as error:
         raise AddressError(address, error.strerror or str(error)) from None
+
+
+def removal(address: str) -> Callable[[], None]:
+    """Return a function that removes the socket file of an address, unless it is another one."""
+    path = socket_path(address)
+    if path is None:
+        return lambda: None
+    own = path.stat()
+
+    def remove() -> None:
+        if os.path.samestat(own, path.stat()):
+            path.unlink()
+
+    return remove
 
 
 def _remove_stale(address: str, path: Path) -> None:

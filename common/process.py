@@ -111,6 +111,20 @@ LAST_LINES_TIMEOUT_S = 2.0
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
+_last_acts: list[Callable[[], None]] = []
+
+
+def before_abrupt_end(act: Callable[[], None]) -> None:
+    """Have an action run, which must not wait, before this process ends without unwinding."""
+    _last_acts.append(act)
+
+
+def _act_last() -> None:
+    while _last_acts:
+        with suppress(OSError):
+            _last_acts.pop()()
+
+
 _INTERVAL = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m)?")
 _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, None: 1.0}
 
@@ -162,12 +176,15 @@ class StopRequest:
 
     def _receive_again(self, number: int, _frame: object) -> None:
         if time.monotonic() >= self._armed_at:
+            _act_last()
             self._leave_to_kernel()
             os.kill(os.getpid(), number)
 
     def _leave_to_kernel(self) -> None:
-        for each in self._heard:
-            signal.signal(each, signal.SIG_DFL)
+        # With something left to do, the handler does it.
+        if not _last_acts:
+            for each in self._heard:
+                signal.signal(each, signal.SIG_DFL)
 
 
 def exit_at_once(status: int) -> NoReturn:
@@ -176,6 +193,7 @@ def exit_at_once(status: int) -> NoReturn:
     If flushing hangs, the kernel ends the process.
     """
     signal.setitimer(signal.ITIMER_REAL, LAST_LINES_TIMEOUT_S)
+    _act_last()
     logging.shutdown()
     os._exit(status)
 

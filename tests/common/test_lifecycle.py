@@ -69,6 +69,32 @@ def test_a_later_second_signal_ends_the_process(after):
         assert process.wait(30) < 0
 
 
+BOUND = """
+import os, socket, sys
+from common.address import removal
+from common.process import before_abrupt_end
+sock = socket.socket(socket.AF_UNIX)
+sock.bind({path!r})
+before_abrupt_end(removal("unix:" + {path!r}))
+"""
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_later_signal_removes_the_own_socket_and_no_other(tmp_path, is_replaced):
+    path = tmp_path / "x.sock"
+    waiting = "await asyncio.Event().wait()"
+    with start(after=waiting, before=BOUND.format(path=str(path)), twin_s=0) as process:
+        process.stdout.readline()
+        if is_replaced:
+            path.unlink()
+            path.touch()
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+    assert path.exists() == is_replaced
+
+
 def test_signals_at_once_are_one():
     after = "await asyncio.to_thread(input); print('done', flush=True)"
     with start(after=after) as process:

@@ -396,6 +396,44 @@ def test_a_server_that_cannot_serve_all_ends_with_the_option_and_no_socket(start
     assert not path.exists()
 
 
+def test_a_second_signal_late_in_the_stop_leaves_no_socket(start, tmp_path):
+    path = tmp_path / "backend.sock"
+    backend = start(f"--addr=unix:{path}")
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        stub = backend_pb2_grpc.BackendStub(channel)
+        wait_until(path.exists)
+        stub.LoadModel(pb.ModelOptions(Model="demo"), wait_for_ready=True)
+        stream = stub.PredictStream(pb.PredictOptions(Prompt="Once", IgnoreEOS=True))
+        next(stream)
+        backend.process.terminate()
+        wait_until(lambda: any("finishing running work" in line for line in backend.lines()))
+        with contextlib.suppress(grpc.RpcError):
+            for _ in stream:
+                backend.process.terminate()
+        assert backend.process.wait(EXIT_TIMEOUT_S) == -signal.SIGTERM
+    assert not path.exists()
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "backend.config":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("backend", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_an_interrupt_during_the_imports_ends_it_without_a_traceback():
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-c", INTERRUPTED]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == b""
+
+
 def test_an_address_that_is_none_ends_the_start_and_names_its_option(start):
     backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:many")
     assert backend.process.wait(START_TIMEOUT_S) == 1
