@@ -37,6 +37,7 @@ from backend.jobs.scratch import (
     leftovers,
     list_checkpoints,
     refusals_of_disk,
+    require_apart,
     require_checkpoint,
     scratch,
     write_state,
@@ -291,6 +292,7 @@ def fine_tune(job: FineTuning, report: Report, stopping: threading.Event) -> Pro
     schedule = schedule_of(job, len(dataset.train), resumed.step if resumed else 0)
     report(Progress(status="loading_model", message=job.model))
     source = find_model(job.model, job)
+    require_apart(job.target_field, job.target, source)
     model, tokenizer = load(str(source), lazy=True)
     follow_wrapped(tokenizer, source)
     types = {name: weight.dtype for name, weight in tree_flatten(model.parameters())}

@@ -19,6 +19,7 @@ from backend.jobs.scratch import (
     WEIGHTS,
     base_model,
     find_model,
+    require_apart,
     require_checkpoint,
     require_new,
     was_cut_off,
@@ -47,6 +48,7 @@ def quantize(job: Quantization, report: Report) -> Progress:
         log.warning("an earlier job that wrote to %s was cut off", target)
     report(Progress(status="downloading", message=job.model))
     source = find_model(job.model, job)
+    require_apart(job.target_field, target, source)
     metrics: dict[str, float] = {}
     with written_whole(job.target_field, target) as partial:
         report(Progress(status="quantizing", message=_recipe(job), percent=10.0))
@@ -115,6 +117,7 @@ def export(job: Export, report: Report) -> Progress:
     checkpoint = require_checkpoint("checkpoint_path", job.checkpoint)
     target = job.target
     require_new(job.target_field, target)
+    require_apart(job.target_field, target, checkpoint.path)
     with written_whole(job.target_field, target) as partial:
         if job.form == "lora":
             partial.mkdir()
@@ -130,6 +133,7 @@ def _merge(job: Export, adapter: Path, name: str, partial: Path) -> None:
     if not name:
         raise InvalidRequestError("model", "is empty, and the checkpoint names none")
     source = find_model(name, job)
+    require_apart(job.target_field, job.target, source)
     model, tokenizer, config = load(str(source), adapter_path=str(adapter), return_config=True)
     layers = [
         (path, layer.fuse()) for path, layer in model.named_modules() if hasattr(layer, "fuse")

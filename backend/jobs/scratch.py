@@ -124,6 +124,12 @@ def require_new(field: str, target: Path) -> None:
         raise InvalidRequestError(field, f"{target} exists already")
 
 
+def require_apart(field: str, target: Path, source: Path) -> None:
+    """Refuse a target inside a directory that the job reads, and that others may load."""
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
+        raise InvalidRequestError(field, f"{target} is inside {source}, which the job reads")
+
+
 def was_cut_off(target: Path) -> bool:
     """Tell whether a process died while writing a target."""
     return bool(leftovers(_partial(target)))

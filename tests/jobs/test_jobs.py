@@ -117,6 +117,21 @@ async def test_a_result_that_is_there_already_is_not_written_over(tmp_path):
     assert list(target.iterdir()) == []
 
 
+async def test_no_job_writes_into_the_model_that_it_reads(tmp_path, dataset):
+    source = shutil.copytree(MODEL_DIR, tmp_path / "model")
+    link = tmp_path / "link"
+    link.symlink_to(source)
+    before = sorted(source.iterdir())
+    async with served() as backend:
+        trained = await train(backend, **lora(dataset, link / "out", model=str(source)))
+        fields = {"model": str(source), "quantization_type": "q8", "output_dir": str(link)}
+        quantised = await quantise(backend, **fields)
+    for last, name in ((trained[-1], "out"), (quantised[-1], "model-q8")):
+        told = f"output_dir: {link / name} is inside {source}, which the job reads"
+        assert (last.status, last.message) == ("failed", told)
+    assert sorted(source.iterdir()) == before
+
+
 async def test_jobs_are_two_at_once_and_one_for_each_place(tmp_path, dataset):
     async with served() as backend:
         fields = [lora(dataset, tmp_path / name, max_steps=100_000) for name in "abc"]
@@ -252,6 +267,16 @@ async def test_a_checkpoint_is_exported_in_every_form_and_can_be_loaded(
             again = await backend.stub.ExportModel(request)
             told = f"output_path: {target} exists already"
             assert (again.success, again.message) == (False, told)
+        for form, place in {"lora": Path(checkpoint), "merged_16bit": source}.items():
+            before = sorted(place.iterdir())
+            refused = await backend.stub.ExportModel(
+                pb.ExportModelRequest(
+                    checkpoint_path=checkpoint, output_path=f"{place}/new", export_format=form
+                )
+            )
+            told = f"output_path: {place}/new is inside {place}, which the job reads"
+            assert (refused.success, refused.message) == (False, told)
+            assert sorted(place.iterdir()) == before
 
 
 async def test_stopping_a_training_keeps_its_weights_if_asked_to(tmp_path, dataset):
