@@ -9,6 +9,7 @@ import hashlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from common.log import Seldom
 FULL_INTERVAL_S = 60.0
 _DIGEST_BYTES = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# Clocks of machines that share a directory differ by less.
+_CLOCK_TOLERANCE_NS = 3600 * 10**9
 # A full disk is freed of this multiple of a node's bytes: its header needs room too.
 _ROOM_ON_FULL_DISK = 2
 
@@ -278,7 +281,9 @@ class NodeDirectory:
         self._folder.write(name, write)
 
     def _make_room(self, needed: int, budget_bytes: int) -> None:
-        files = sorted(self._folder.files())
+        # A clock that was set back has left files of the future, which would stay for ever.
+        latest = time.time_ns() + _CLOCK_TOLERANCE_NS
+        files = sorted(self._folder.files(), key=lambda file: (file.mtime_ns <= latest, file))
         total = sum(file.size for file in files)
         removed = []
         for file in files:

@@ -1,8 +1,10 @@
 """Nodes on disk: written ones come back, and nothing else ever does."""
 
+import os
 import queue
 import random
 import resource
+import time
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -171,6 +173,21 @@ def test_the_oldest_files_of_all_models_make_room(tmp_path):
     assert not list(tmp_path.glob(f"*/{OTHER}/*"))
     sizes = [path.stat().st_size for path in tmp_path.glob(f"*/{MODEL}/*")]
     assert 30_000 < sum(sizes) <= 75_000
+
+
+def test_files_of_the_future_make_room_first_for_the_clock_may_have_been_set_back(tmp_path):
+    directory = NodeDirectory(tmp_path, OTHER, 60_000)
+    for start in range(0, 1000, 100):
+        directory.write(stored(start, start + 100))
+    later = time.time() + 10**8
+    of_the_future = list(tmp_path.glob(f"*/{OTHER}/*"))
+    for path in of_the_future:
+        os.utime(path, (later, later))
+    directory = NodeDirectory(tmp_path, MODEL, 60_000)
+    for start in range(0, 300, 100):
+        directory.write(stored(start, start + 100))
+    assert len(list(tmp_path.glob(f"*/{MODEL}/*"))) == 3
+    assert len(list(tmp_path.glob(f"*/{OTHER}/*"))) < len(of_the_future)
 
 
 def test_what_a_killed_writer_leaves_makes_room_like_any_other_file(tmp_path):
