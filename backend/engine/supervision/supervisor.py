@@ -18,6 +18,7 @@ from msgspec import structs
 from backend.config import ModelOptions
 from backend.core.engine_status import EngineState, EngineStatus, ProcessStatus, Restart
 from backend.core.metric_table import added, counters_of
+from backend.core.model import ModelCard
 from backend.engine.findings import FindingsStore
 from backend.engine.messages.protocol import (
     Answered,
@@ -86,6 +87,8 @@ _EARLY_S = 2.0
 _STOP_TIMEOUT_S = 3.0
 _WRITE_TIMEOUT_S = 1.0
 _KEPT_RESTARTS = 16
+# The server's text side, and open requests, were made for these.
+_LASTING = ("model_type", "vocab_size", "eos_token_ids", "context_length")
 
 
 class Losses:
@@ -150,6 +153,7 @@ class Supervisor:
         self._passing: Passing | None = None
         self._compiling: Collection[str] = ()
         self._failed_starts = 0
+        self._card: ModelCard | None = None
         self._loaded_at = 0.0
         self._has_told = False
         self._losses = Losses()
@@ -226,7 +230,7 @@ class Supervisor:
         return time.monotonic() - process.silent_since if self.calls.awaits_turn else 0.0
 
     def _install(self, process: EngineProcess, loaded: Loaded) -> None:
-        self._status = loaded.status
+        self._status, self._card = loaded.status, loaded.card
         self._passing, self._compiling = None, ()
         self._loaded_at = time.monotonic()
         self._has_told = False
@@ -309,9 +313,13 @@ class Supervisor:
         try:
             async with asyncio.timeout(limit_s or None):
                 process = await self._looked(order)
-                return process, await _loaded(process)
+                loaded = await _loaded(process)
         except TimeoutError:
             raise LoadFailedError(f"it was not loaded within {limit_s} s") from None
+        if any(getattr(loaded.card, name) != getattr(self._card, name) for name in _LASTING):
+            await process.end()
+            raise LoadFailedError(f"{order.directory} holds another model than before")
+        return process, loaded
 
     async def _looked(self, order: Load) -> EngineProcess:
         """Have a process look at a model, and know all that is known of it."""
