@@ -328,14 +328,7 @@ class ToolFormat(_Format):
     @property
     def inner_ends(self) -> tuple[str, ...]:
         """The last tags of calls in tags, and of their arguments."""
-        calls = (each.dialect for each in self.readings if isinstance(each.dialect, Tags))
-        ends = (
-            text_of(end).strip()
-            for tags in calls
-            for end in (split_at(tags.call, ARGUMENTS)[1], split_at(tags.parameter, VALUE)[1])
-            if KEY not in end
-        )
-        return tuple(dict.fromkeys(ends))
+        return _inner_ends(self.readings)
 
     @property
     def strays(self) -> frozenset[str]:
@@ -343,12 +336,7 @@ class ToolFormat(_Format):
 
         So are those that contain such a token.
         """
-        marks = (*self.openers, *self.closers)
-        return frozenset(
-            mark
-            for mark in marks
-            if _SPECIAL.fullmatch(mark) or any(token in mark for token in self.tokens)
-        )
+        return _strays((*self.openers, *self.closers), self.tokens)
 
     @property
     def own_marks(self) -> tuple[str, ...]:
@@ -364,6 +352,25 @@ class ToolFormat(_Format):
     def closer(self) -> str:
         """The default text that closes a call, or an empty string."""
         return self.closers[0] if self.closers else ""
+
+
+@lru_cache(maxsize=256)
+def _inner_ends(readings: tuple[Reading, ...]) -> tuple[str, ...]:
+    calls = (each.dialect for each in readings if isinstance(each.dialect, Tags))
+    ends = (
+        text_of(end).strip()
+        for tags in calls
+        for end in (split_at(tags.call, ARGUMENTS)[1], split_at(tags.parameter, VALUE)[1])
+        if KEY not in end
+    )
+    return tuple(dict.fromkeys(ends))
+
+
+@lru_cache(maxsize=256)
+def _strays(marks: tuple[str, ...], tokens: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(
+        mark for mark in marks if _SPECIAL.fullmatch(mark) or any(token in mark for token in tokens)
+    )
 
 
 # The beginnings of calls without markers.

@@ -188,9 +188,8 @@ class RepairReader:
     def feed(self, text: str) -> ReaderOutput:
         """Read more text, up to the end of the block or until it turns out not to be one."""
         self.held += text
-        openers = tuple(opener.lstrip() for opener in self._format.openers)
-        if self._is_after_call and self.held.lstrip().startswith(openers):
-            return ReaderOutput(rest=self.held)
+        if self._is_after_call and (rest := self._next_block()):
+            return ReaderOutput(rest=rest)
         if not (self._is_call or self._has_others) and not self._decide():
             if self._is_undecided():
                 return ReaderOutput()
@@ -201,6 +200,12 @@ class RepairReader:
         if end >= 0:
             return self._beside_others(end) if self._has_others else self._repaired(end)
         return self._shortened() if len(self.held) > _MAX_BLOCK_CHARS else ReaderOutput()
+
+    def _next_block(self) -> str:
+        """Return the text from the opener of another block on, if that follows."""
+        text = self._markup.without_strays(self.held)
+        openers = tuple(opener.lstrip() for opener in self._format.openers)
+        return text if text.lstrip().startswith(openers) else ""
 
     def finish(self, *, truncated: bool) -> ReaderOutput:
         """End with the reply: the text so far is the block, unless it was cut off."""

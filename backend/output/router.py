@@ -291,7 +291,8 @@ class Router:
         if output.deltas or block.is_empty:
             self._begin(TextAfterCall())
             self._deltas += output.deltas
-        self._emit_marker(output.rejected)
+        if output.rejected:
+            self._emit_marker(output.rejected)
         if output.is_damaged and block.is_repaired:
             # The closers of a damaged call are meaningless too.
             self._begin(TextAfterCall())
