@@ -101,7 +101,7 @@ class TagEnds:
         call, call_end = split_at(tags.call, ARGUMENTS)
         value_end, last_end = "" if KEY in end else text_of(end).strip(), text_of(call_end).strip()
         return cls(
-            ends=(value_end, *_without_mark(value_end)),
+            ends=(value_end, *_without_mark(value_end), *_damaged(value_end)),
             call_ends=(last_end, *_other_ends(last_end), *tags.other_call_ends),
             block_ends=tuple(dict.fromkeys(reading.ends)),
             begins=(_tag_start(begin),),
@@ -141,7 +141,7 @@ class TagEnds:
         return Limits(
             inside=tuple(inside),
             first=((self.value_begin,),) if self.value_begin else (),
-            last=tuple((mark, _GAP) for mark in marks),
+            last=tuple((mark.rstrip("\n"), _GAP) for mark in marks),
             markers_decide=True,
             tags=tuple(dict.fromkeys(map(_one_tag, self._all_tags()))),
         )
@@ -283,6 +283,12 @@ def without_mark(tag: str) -> str:
 def _without_mark(tag: str) -> tuple[str, ...]:
     plain = without_mark(tag)
     return () if plain == tag else (plain,)
+
+
+def _damaged(tag: str) -> tuple[str, ...]:
+    """Return an end that lacks its bracket before a line break, if it is a word."""
+    found = re.fullmatch(r"(</[\w:]+)>", tag)
+    return (f"{found[1]}\n",) if found else ()
 
 
 def _other_ends(tag: str) -> tuple[str, ...]:
