@@ -49,6 +49,7 @@ _NAMED = re.compile(
 )
 # Repairs of an object that Python would read.
 _OF_PYTHON = ("strings in", "a Python constant")
+_LAST_TAG = re.compile(r"</[^<>]*>\s*\Z")
 _CLOSERS = re.compile(r"\s*\)")
 # Arguments may be an object, or that with the stars that unpack it.
 _OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
@@ -118,6 +119,21 @@ def repaired_calls(
         else:
             calls = _calls_of(reading, text, names, failures, is_cut=is_cut)
         if found := _outer(tool_format, calls, text, names):
+            return found
+    return [] if has_others else _odd_calls(tool_format, raw, names, failures, is_cut=is_cut)
+
+
+def _odd_calls(
+    tool_format: ToolFormat, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
+) -> list[RepairedCall]:
+    """Return calls in tags whose names are not where any dialect has them."""
+    readings = (*tool_format.readings, *_FALLBACKS)
+    dialects = [each.dialect for each in readings if isinstance(each.dialect, Tags)]
+    if any(next(TagWords(each).calls(raw, names), None) for each in dialects):
+        return []
+    for dialect in dialects:
+        calls = _tagged_calls(dialect, raw, names, failures, is_cut=is_cut, is_odd=True)
+        if found := _outer(tool_format, calls, raw, names):
             return found
     return []
 
@@ -362,15 +378,24 @@ def _literal_calls(
 
 
 def _tagged_calls(
-    dialect: Tags, raw: str, names: Names, failures: Iterator[int], *, is_cut: bool
+    dialect: Tags,
+    raw: str,
+    names: Names,
+    failures: Iterator[int],
+    *,
+    is_cut: bool,
+    is_odd: bool = False,
 ) -> Iterator[RepairedCall]:
     """Yield calls in tags, some of which are missing, repeated or wrong."""
     tags = TagWords(dialect)
     raw = tags.with_lines(raw)
-    for begin, named, end, is_closed in tags.calls(raw, names):
+    for begin, named, end, is_closed in (tags.odd_calls if is_odd else tags.calls)(raw, names):
+        if is_odd and is_cut and not is_closed:
+            return
         label, head_end = tags.name_at(raw, named)
         name = offered_name(label, names)
-        body = raw[head_end:end]
+        head_end += tags.unwrapped_from(raw[head_end:end])
+        body = _LAST_TAG.sub("", raw[head_end:end]) if is_odd else raw[head_end:end]
         types = names.parameter_types(name)
         is_own = raw.startswith(tags.call_begin, begin)
         arguments = dict(tags.arguments(body, types.names, is_own=is_own)) or {
@@ -380,7 +405,9 @@ def _tagged_calls(
             moved = head_end - len(name) - 1
             found = _named_calls(None, f"{name} {body}", names, failures)
             for call in (each for each in found if each.name == name):
-                yield replace(call, begin=begin, end=call.end + moved)
+                stop = call.end + moved
+                has_more = tags.has_other_text(raw[stop:end])
+                yield replace(call, begin=begin, end=stop if has_more else end)
             continue
         if tags.has_other_text(body) if not arguments else is_cut and not tags.has_ended(body):
             return

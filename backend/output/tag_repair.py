@@ -108,11 +108,29 @@ class TagWords:
         for begin, limit in zip(begins, limits, strict=True):
             if not offered_name(_first_label(raw, begin.end()), names):
                 continue
-            ends = (self._call_end, self._other_call_end)
-            found_ends = (each.search(raw, begin.end(), limit) for each in ends)
-            end = next(filter(None, found_ends), None)
+            end = self._end_of_call(raw, begin.end(), limit)
             is_closed = end is not None or limit < len(raw)
-            yield begin.start(), begin.end(), end.end() if end else limit, is_closed
+            yield begin.start(), begin.end(), end or limit, is_closed
+
+    def odd_calls(self, raw: str, names: Names) -> Iterator[tuple[int, int, int, bool]]:
+        """Yield the same of calls whose names are tags, stand in other tags, or alone."""
+        position = last_end = 0
+        while found := _ODD_CALL.search(raw, position):
+            position = found.end()
+            is_set_off = _TAGS.fullmatch(raw, last_end, found.start())
+            if not (is_set_off and offered_name(found["name"], names)):
+                continue
+            end = position if found["closed"] else _own_end(found)
+            end = end or self._end_of_call(raw, position, len(raw))
+            yield found.start(), found.start("name"), end or len(raw), end is not None
+            if end is None:
+                return
+            position = last_end = end
+
+    def _end_of_call(self, raw: str, begin: int, limit: int) -> int | None:
+        ends = (self._call_end, self._other_call_end)
+        found = next(filter(None, (each.search(raw, begin, limit) for each in ends)), None)
+        return found.end() if found else None
 
     def with_lines(self, raw: str) -> str:
         """Return a text of the same length, with line breaks for their escapes before tags."""
@@ -128,8 +146,15 @@ class TagWords:
         name_end = raw.index(name := _first_label(raw, begin), begin) + len(name)
         beside_end = span_end(_ATTRIBUTES, raw[:end], name_end)
         pairs = attributes_in(raw[name_end:beside_end])
-        is_all = pairs.keys() <= {*keys} and not self.has_other_text(raw[beside_end:end])
+        rest = re.sub(r"\A\s*/?>", "", raw[beside_end:end])
+        is_all = pairs.keys() <= {*keys} and not self.has_other_text(rest)
         return pairs if is_all else {}
+
+    @staticmethod
+    def unwrapped_from(body: str) -> int:
+        """Return where the arguments begin in a body: after a tag around them all."""
+        found = _AROUND_ARGUMENTS.match(body)
+        return found.end() if found else 0
 
     def has_other_text(self, body: str) -> bool:
         """Tell whether a body without arguments contains text."""
@@ -263,6 +288,7 @@ class TagWords:
 
 
 _BLANK = re.compile(r"\s")
+_AROUND_ARGUMENTS = re.compile(r"\s*(?:</\w+>\s*)?<(?:arguments|parameters|args|params|input)>")
 _OPENED = re.compile(r"<(/?[^\s<>/]+)")
 _ATTRIBUTES = re.compile(ATTRIBUTES.ungrouped)
 _LONE_NAME = r"""(?=["']?[^\s<>="']+["']?\s*/?>)"""
@@ -294,6 +320,26 @@ def _first_label(raw: str, position: int) -> str:
     return found[1] if found else ""
 
 
+# Tags that models give to names.
+_NAME_TAGS = "(?:function|tool|tool_name|function_name|name|call|invoke)"
+_MARKED = r"(?:[^\w\s<>/]\w+[^\w\s<>]\s?|\w+:)?"
+_TAGS = re.compile(r"\s*+(?:<[^<>]*+>\s*+)*+")
+# A name that is a tag, stands in other tags, or alone before the tags of arguments.
+_ODD_CALL = re.compile(
+    rf"""(?:<\s*+{_MARKED}(?:(?P<tag>{_NAME_TAGS})[\s=:"'>]+)?|(?<=[>\n]))"""
+    rf"""(?P<name>[^\s<>="'/{{(]+)(?:["']?[^<>\n]*?(?P<closed>/?)>|(?=\s*<))"""
+    rf"""(?P<again>\s*</{_NAME_TAGS}>)?"""
+)
+
+
+def _own_end(call: re.Match[str]) -> int | None:
+    """Return the end of the tag that ends such a call by its name, or that of its tag."""
+    tags = (call["name"], *((call["tag"],) if call["tag"] and not call["again"] else ()))
+    end = re.compile(rf"</{_MARKED}(?:{'|'.join(map(re.escape, tags))})\s*>")
+    found = end.search(call.string, call.end())
+    return found.end() if found else None
+
+
 _PUNCTUATION = r"\s}\])>,;`"
 _MARK = re.compile(r"<[^<>]+>")
 _WORD = re.compile(r"[^\W\d][\w./:-]*")
@@ -306,6 +352,7 @@ class _FormatMarkup:
     Attributes:
         texts: The markers, without tags that contain names.
         strays: Markers and tags that do not begin anything.
+        heads: The beginnings of its tags up to a name.
         syntax: Words of the format between an opener and the name of a tool.
         words_before_name: Number of other words there, such as ids.
     """
@@ -313,6 +360,7 @@ class _FormatMarkup:
     pattern: re.Pattern[str]
     texts: tuple[str, ...]
     strays: tuple[str, ...]
+    heads: tuple[str, ...]
     syntax: frozenset[str]
     words_before_name: int
 
@@ -336,7 +384,8 @@ class _FormatMarkup:
 
     def may_begin_with_call(self, text: str) -> bool:
         """Tell whether more text decides that."""
-        return bool(text) and _BEGUN_OTHER_CALL.fullmatch(text) is not None
+        is_head = any(head.startswith(text) for head in self.heads)
+        return bool(text) and (is_head or _BEGUN_OTHER_CALL.fullmatch(text) is not None)
 
     def has_words(self, text: str, names: Names) -> bool:
         """Tell whether a text contains more than markup and the words before a name."""
@@ -360,7 +409,7 @@ class _FormatMarkup:
         whole = [found.span() for found in self._markers.finditer(text)]
         for begin in range(max(0, len(text) - max(map(len, self.texts), default=0)), len(text)):
             is_end = any(first < begin < end for first, end in whole)
-            if not is_end and any(marker.startswith(text[begin:]) for marker in self.texts):
+            if not is_end and text[begin:] in _prefixes(self.texts):
                 return text[:begin]
         return text
 
@@ -378,11 +427,17 @@ class _FormatMarkup:
 
 
 @cache
+def _prefixes(texts: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(text[:end] for text in texts for end in range(1, len(text) + 1))
+
+
+@cache
 def markup_of(tool_format: ToolFormat) -> _FormatMarkup:
     """Return the markup of a format."""
     readings = tool_format.readings
     texts = {*tool_format.openers, *tool_format.closers, *tool_format.tokens}
     tags = {tag for reading in readings for tag in _tags(reading)}
+    begun = (head for reading in readings for head in _heads(reading))
     markers = sorted(filter(None, (text.strip() for text in texts)), key=len, reverse=True)
     patterns = [*sorted(tags, key=len, reverse=True), *map(re.escape, markers)]
     pattern = re.compile("|".join([*patterns, "(?!)"]))
@@ -396,7 +451,9 @@ def markup_of(tool_format: ToolFormat) -> _FormatMarkup:
     # The beginning of a longer mark is none.
     ends = whole | {end for end in ends if not any(mark.startswith(end) for mark in whole)}
     strays = sorted(ends, key=len, reverse=True)
-    return _FormatMarkup(pattern, tuple(markers), tuple(strays), SYNTAX | words, before)
+    return _FormatMarkup(
+        pattern, tuple(markers), tuple(strays), tuple(begun), SYNTAX | words, before
+    )
 
 
 def call_ends(dialect: Dialect) -> Iterator[str]:
@@ -434,6 +491,13 @@ def _tags(reading: Reading) -> Iterator[str]:
             yield from _tags(calls)
         case Objects() | Markup():
             yield "```(?:json)?"
+
+
+def _heads(reading: Reading) -> Iterator[str]:
+    """Yield the beginnings of the tags of a dialect that contain names."""
+    dialect = reading.dialect
+    for template in (dialect.call, dialect.parameter) if isinstance(dialect, Tags) else ():
+        yield str(template[0])
 
 
 def _closing_tags(template: Template) -> Iterator[str]:

@@ -51,6 +51,8 @@ from backend.output.readers.literal_values import LiteralSyntax
 from backend.output.readers.message_reader import MessageFrames, MessageReader
 from backend.output.readers.patterns import (
     ATTRIBUTES,
+    CLOSED,
+    OTHER_ATTRIBUTES,
     SPACE,
     SPACE_IN_LINE,
     Pattern,
@@ -67,13 +69,13 @@ from backend.output.readers.patterns import (
 from backend.output.readers.reader import (
     USUAL_NAMESPACES,
     MakeReader,
+    MarkupReader,
     Reader,
     ReaderContext,
     ReaderOutput,
 )
 from backend.output.readers.tagged_calls import (
     ELEMENT_NAME,
-    MarkupReader,
     TaggedDialect,
     TaggedReader,
 )
@@ -430,7 +432,8 @@ def _pattern(head: Template, dialect: Tags) -> Pattern:
         return _attribute_pattern(head, dialect)
     if start.endswith("="):
         tag_end = choice(fixed(">"), ahead("\n"))
-        return Pattern((fixed(start), SPACE, _QUOTE, _TAG_KEY, _QUOTE, SPACE_IN_LINE, tag_end))
+        key = (_QUOTE, _TAG_KEY, _QUOTE, OTHER_ATTRIBUTES)
+        return Pattern((fixed(start), SPACE, *key, SPACE_IN_LINE, tag_end))
     if start.endswith("<"):
         return _element_pattern(start, dialect.misspelling)
     # Models repeat the tag before a key.
@@ -500,20 +503,25 @@ def _attribute_pattern(head: Template, dialect: Tags) -> Pattern:
     """Return the pattern of a tag with attributes, in any order."""
     start, _, name_key = str(head[0]).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")
     *_, last = head
-    kind_key = ""
-    for before, part in pairwise(head):
-        if part is Slot.TYPE:
-            kind_key = str(before).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[2]
+    keys = {part: _attribute_key(before) for before, part in pairwise(head)}
+    last_text = str(last).strip().removeprefix('"')
+    end = (*((CLOSED,) if last_text == ">" else ()), fixed(last_text))
     return Pattern(
         (
             *_after_markers(start, dialect),
             ATTRIBUTES,
-            fixed(str(last).strip().removeprefix('"')),
+            *end,
         ),
         name_key=name_key,
-        kind_key=kind_key,
+        kind_key=keys.get(Slot.TYPE, ""),
+        own_keys=tuple(keys.values()),
         unescape=_unescape if dialect.escapes_attributes else str,
     )
+
+
+def _attribute_key(before: Part) -> str:
+    """Return the attribute at the end of the text before a slot."""
+    return str(before).removesuffix(ATTRIBUTE_BEGIN).rpartition(" ")[2]
 
 
 def _after_markers(start: str, dialect: Tags) -> Iterator[Piece]:

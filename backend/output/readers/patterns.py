@@ -1,13 +1,15 @@
 """Regular expressions that tell whether a text matches, may still match, or does not match."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 REFUTED = -1
 UNDECIDED = -2
 
 MAX_SPACE_CHARS = 64
+MAX_TAG_CHARS = 400
 
 _NOT_SPACE = re.compile(r"\S")
 
@@ -19,6 +21,22 @@ def after(text: str, position: int, expected: str) -> int:
     rest = text[position : position + len(expected)]
     is_open = position + len(rest) == len(text) and expected.startswith(rest)
     return UNDECIDED if is_open else REFUTED
+
+
+def after_any(text: str, position: int, expected: tuple[str, ...]) -> int:
+    """Return the position after the longest of these texts that is there."""
+    if found := _longest_of(expected).match(text, position):
+        return found.end()
+    left = len(text) - position
+    longer = (each for each in expected if len(each) > left)
+    is_open = any(text.startswith(each[:left], position) for each in longer)
+    return UNDECIDED if is_open else REFUTED
+
+
+@lru_cache(maxsize=1024)
+def _longest_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def span_end(pattern: re.Pattern[str], text: str, position: int) -> int:
@@ -40,8 +58,6 @@ def either(*answers: int) -> int:
     best = max(answers)
     return best if best >= 0 else min(answers)
 
-
-MAX_TAG_CHARS = 400
 
 _ATTRIBUTE_NAME = r"[\w:.-]+"
 # Models forget one of two quotes, or double one. No value has two readings: such tags take
@@ -83,6 +99,15 @@ ATTRIBUTES = Piece(
     rf"(?:\s+{_ATTRIBUTE_NAME}\s*=\s*{_VALUE})*"
     rf"(?:\s+(?:{_ATTRIBUTE_NAME}(?:\s*(?:=\s*{_BEGUN_VALUE})?)?)?)?",
 )
+_QUOTED_VALUE = r"""(?:"[^"<>\n]*"|'[^'<>\n]*')"""
+# After a name that is no attribute itself.
+OTHER_ATTRIBUTES = Piece(
+    rf"(?:[^\S\n]+{_ATTRIBUTE_NAME}={_QUOTED_VALUE})*",
+    rf"(?:[^\S\n]+{_ATTRIBUTE_NAME}={_QUOTED_VALUE})*"
+    rf"""(?:[^\S\n]+(?:{_ATTRIBUTE_NAME}(?:=(?:"[^"<>\n]*|'[^'<>\n]*)?)?)?)?""",
+)
+# The end of a tag that is also its own end.
+CLOSED = Piece("(?P<closed>/?)", "/?")
 
 
 def fixed(text: str) -> Piece:
@@ -151,6 +176,8 @@ class Match:
         end: A position, `REFUTED` or `UNDECIDED`.
         name: Name of the tool or the argument.
         kind: Type of the value as spelled in the tag.
+        attributes: The other attributes of the tag.
+        is_closed: Whether the tag is also its own end, `<a/>`.
     """
 
     end: int
@@ -158,6 +185,8 @@ class Match:
     kind: str | None = None
     call_id: str = ""
     tag: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    is_closed: bool = False
 
 
 NO_MATCH, OPEN_MATCH = Match(REFUTED), Match(UNDECIDED)
@@ -179,12 +208,14 @@ class Pattern:
         pieces: Its parts; the groups `name`, `kind`, `id` and `tag` and attributes are stored.
         name_key: The attribute that contains the name, if there are attributes.
         kind_key: The attribute that contains the type.
+        own_keys: All attributes that the dialect writes.
         may_lack_name: Whether the name may be empty.
     """
 
     pieces: tuple[Piece, ...]
     name_key: str = ""
     kind_key: str = ""
+    own_keys: tuple[str, ...] = ()
     may_lack_name: bool = False
     unescape: Callable[[str], str] = str
     _whole: re.Pattern[str] = field(init=False, repr=False)
@@ -215,6 +246,8 @@ class Pattern:
             attributes.get(self.kind_key) or groups.get("kind"),
             groups.get("id", ""),
             groups.get("tag", ""),
+            {key: text for key, text in attributes.items() if key not in self.own_keys},
+            bool(groups.get("closed")),
         )
 
 

@@ -1,7 +1,7 @@
 """Reads calls in tags around raw values, `<parameter=a>…</parameter>`."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -15,6 +15,7 @@ from backend.output.readers.patterns import (
     Match,
     Pattern,
     after,
+    after_any,
     after_space,
     either,
     first_match,
@@ -115,6 +116,8 @@ class TaggedDialect:
 
 
 _MAX_STRAYS = 3
+# The attribute of an argument's tag that may contain its value.
+_VALUE_KEY = "value"
 _MAX_MENTION_CHARS = 4096
 _NAME = re.compile(r"""\s*["']*([^\s<>"'/]*)""")
 _MAYBE_LINE = re.compile(r"(?:\r?\n|\r\Z)?")
@@ -132,10 +135,10 @@ class _TagLookahead(SteppingReader):
         self._dialect = dialect
         self._odd_call = dialect.odd_call(context.calls.names)
 
-    def _any_at(self, position: int, texts: Sequence[str]) -> int:
-        return either(REFUTED, *(after(self._buffer, position, text) for text in texts))
+    def _any_at(self, position: int, texts: tuple[str, ...]) -> int:
+        return after_any(self._buffer, position, texts)
 
-    def _skip_strays(self, position: int, texts: Sequence[str]) -> int:
+    def _skip_strays(self, position: int, texts: tuple[str, ...]) -> int:
         """Return the position after repeated closing tags."""
         for _ in range(_MAX_STRAYS):
             position = after_space(self._buffer, position)
@@ -223,25 +226,6 @@ class _DoubtfulEnd:
     read: int = 0
 
 
-class MarkupReader:
-    """Consumes one meaningless text, then ends."""
-
-    held = ""
-    is_mid_call = False
-
-    def __init__(self, _context: ReaderContext, *, markup: str) -> None:
-        self._markup = markup
-
-    def feed(self, text: str) -> ReaderOutput:
-        """Return everything after the text as the rest."""
-        return ReaderOutput(rest=text.lstrip().removeprefix(self._markup))
-
-    def finish(self, *, truncated: bool) -> ReaderOutput:
-        """End before the text has arrived."""
-        del truncated
-        return ReaderOutput()
-
-
 class TaggedReader(_TagLookahead):
     """Reads one block of calls, or a single call without a block.
 
@@ -254,6 +238,7 @@ class TaggedReader(_TagLookahead):
         self._types = ParameterTypes({})
         self._odd_parameter: Pattern | None = None
         self._given: set[str] = set()
+        self._beside: Mapping[str, str] = {}
         self._value = ValueWriter(UNKNOWN)
         self._value_ends: tuple[str, ...] = ("",)
         self._may_lack_end = False
@@ -319,7 +304,7 @@ class TaggedReader(_TagLookahead):
             return position
         call = self._next_call_at(position)
         if call.end >= 0:
-            self._open_call(call.name)
+            self._open_call(call)
             return call.end
         end = self._block_end_at(position) if self._calls_ended else REFUTED
         self._is_over = end >= 0
@@ -334,17 +319,35 @@ class TaggedReader(_TagLookahead):
         found = self._skip_strays(position, strays)
         return self._skip_space(position) if found == REFUTED else found
 
-    def _open_call(self, name: str) -> None:
-        self._types = self._context.calls.parameter_types(name)
+    def _open_call(self, call: Match) -> None:
+        self._types = self._context.calls.parameter_types(call.name)
         self._odd_parameter = self._dialect.odd_parameter(tuple(self._types.names))
         self._given.clear()
-        self._name = name
+        self._beside = {k: v for k, v in call.attributes.items() if k in self._types.names}
+        self._name = call.name
         self._missing_end = "{}"
-        self._step = self._between_parameters
+        is_whole = call.is_closed and self._types.required <= self._beside.keys()
+        self._step = self._after_closed_call if is_whole else self._between_parameters
+
+    def _after_closed_call(self, position: int) -> int:
+        """End a call whose tag is also its own end."""
+        self._end_call(position)
+        self._is_over = not self._dialect.block_ends
+        return position
 
     def _end_call(self, end: int) -> None:
         self._hand_out_name(end)
+        self._give_beside(end)
         super()._end_call(end)
+
+    def _give_beside(self, end: int) -> None:
+        """Emit the arguments that stand beside the name, unless tags have given them."""
+        for key, text in self._beside.items():
+            if key not in self._given:
+                self._begin_argument(json_string(key), end)
+                value = ValueWriter(self._types.of(key), repaired_value)
+                self._send(value.write(text) + value.end(), end)
+        self._beside = {}
 
     def _between_parameters(self, position: int) -> int:
         position = self._skip_space(position)
@@ -360,6 +363,7 @@ class TaggedReader(_TagLookahead):
             return again
         json_start = self._json_at(position) if self._missing_end == "{}" else REFUTED
         if json_start >= 0:
+            self._beside = {}
             self._json = JsonArguments()
             self._step = self._in_json
             return json_start
@@ -392,7 +396,8 @@ class TaggedReader(_TagLookahead):
             )
             end = min(position, follows)
         if end >= 0:
-            if self._context.in_prose and self._name and self._lacks_arguments(self._name):
+            is_whole = self._types.required <= self._beside.keys()
+            if self._context.in_prose and self._name and not is_whole:
                 # A sentence names the tool.
                 raise NotACallError(position)
             self._end_call(end)
@@ -412,6 +417,10 @@ class TaggedReader(_TagLookahead):
         self._element = name if dialect.has_element_ends else ""
         own_ends = (f"</{name}>",) if self._element and parameter.tag else ()
         self._value_ends = (*own_ends, end, *dialect.other_parameter_ends)
+        if parameter.is_closed or _VALUE_KEY in parameter.attributes:
+            text = parameter.attributes.get(_VALUE_KEY, "")
+            self._send(self._value.write(text) + self._value.end(), parameter.end)
+            return
         has_elements = dialect.make_value is not None and self._types_of(parameter) != STRING
         self._inner_begin = end.replace("/", "", 1) if has_elements else ""
         self._inner_open = 0
