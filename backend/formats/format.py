@@ -1,7 +1,7 @@
 """The formats of thoughts and of tool calls, their evidence, and how a grammar writes them."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from typing import Self
@@ -331,12 +331,18 @@ class ToolFormat(_Format):
         return _inner_ends(self.readings)
 
     @property
+    def lapse_marks(self) -> tuple[str, ...]:
+        """The texts around the calls of lapses."""
+        return tuple(text for each in self.lapses for text in (*each.openers, *each.ends))
+
+    @property
     def strays(self) -> frozenset[str]:
         """Markers that are special tokens by their form: alone, they are nothing for a reader.
 
-        So are those that contain such a token.
+        So are those that contain such a token. The texts of lapses are no tokens.
         """
-        return _strays((*self.openers, *self.closers), self.tokens)
+        marks = (*self.openers, *self.closers)
+        return _strays(tuple(mark for mark in marks if mark not in self.lapse_marks), self.tokens)
 
     @property
     def own_marks(self) -> tuple[str, ...]:
@@ -378,27 +384,41 @@ _BARE_LEADS = ("{", "[")
 
 
 @lru_cache  # Bounded: each load makes the formats of its checkpoint anew.
-def with_bare_calls(tool_format: ToolFormat) -> ToolFormat:
+def with_bare_calls(tool_format: ToolFormat, others: tuple[Reading, ...] = ()) -> ToolFormat:
     """Return a format that also reads JSON calls without markers: all models lapse into these.
 
-    Bare calls of a format's own, and a format that frames the whole reply, stay as they are.
+    Bare calls of a format's own, and a format that frames the whole reply, stay as they are. A
+    format with JSON also reads calls between the markers of `others`, except for its own.
     """
     if not tool_format.readings or tool_format.owns_reply:
         return tool_format
+    tool_format = replace(tool_format, lapses=(*tool_format.lapses, *_foreign(tool_format, others)))
     # A scanner would find a lead inside a marker first.
     marks = (*tool_format.openers, *tool_format.closers, *tool_format.leaks)
-    others = [lead for lead in _BARE_LEADS if lead not in tool_format.leads]
-    leads = tuple(lead for lead in others if not any(lead in mark[1:] for mark in marks))
-    if not leads:
-        return tool_format
-    bare, lapses = Reading(JSON_CALLS, openers=leads), tool_format.lapses
+    unread = [lead for lead in _BARE_LEADS if lead not in tool_format.leads]
+    leads = tuple(lead for lead in unread if not any(lead in mark[1:] for mark in marks))
+    bare = (Reading(JSON_CALLS, openers=leads),) if leads else ()
+    lapses = tool_format.lapses
+    # The end of a fence may be that of any other.
+    ends = (end for each in lapses for end in each.ends if not end.startswith("`"))
     return replace(
         tool_format,
         openers=(*tool_format.openers, *(text for each in lapses for text in each.openers)),
-        closers=(*tool_format.closers, *(end for each in lapses for end in each.ends)),
+        closers=tuple(dict.fromkeys((*tool_format.closers, *ends))),
         leads=(*tool_format.leads, *leads),
-        readings=(*tool_format.readings, *lapses, bare),
+        readings=(*tool_format.readings, *lapses, *bare),
     )
+
+
+def _foreign(tool_format: ToolFormat, others: tuple[Reading, ...]) -> Iterator[Reading]:
+    """Yield the readings between the markers of other families that are no part of its own."""
+    has_json = any(isinstance(each.dialect, Objects | NamedJson) for each in tool_format.readings)
+    own = (*tool_format.openers, *tool_format.closers, *tool_format.leaks, *tool_format.tokens)
+    lapses = (text for each in tool_format.lapses for text in each.openers)
+    texts = (*own, *lapses)
+    for reading in others if has_json else ():
+        if not any(opener in text for opener in reading.openers for text in texts):
+            yield reading
 
 
 NO_REASONING = ReasoningFormat(name="none")

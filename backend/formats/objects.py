@@ -30,6 +30,8 @@ from backend.formats.format import (
     in_template,
 )
 from backend.formats.literal import (
+    OLMO3_CLOSER,
+    OLMO3_OPENER,
     PYTHONIC_CALLS,
     PYTHONIC_PYTHON,
     PYTHONIC_PYTHON_END,
@@ -182,6 +184,7 @@ GRANITE = ToolFormat(
     leads=("[", "{"),
     name_lead=GRANITE_PYTHON,
     closers=(tagged.QWEN3_CODER_CLOSER,),
+    leaks=("</function_call>",),
     readings=(
         # Only the end of the reply ends the lines.
         Reading(PYTHONIC_CALLS, openers=(GRANITE_PYTHON,), end=GRANITE_END),
@@ -193,12 +196,13 @@ GRANITE = ToolFormat(
 
 # Granite 20B Functioncalling: objects, each after a tag.
 
-GRANITE_20B_FC_OPENER = "<function_call>"
+GRANITE_20B_FC_OPENER, GRANITE_20B_FC_CLOSER = "<function_call>", "</function_call>"
 
 GRANITE_20B_FC = ToolFormat(
     name="granite_20b_fc",
     clues=(in_template(GRANITE_20B_FC_OPENER),),
     openers=(GRANITE_20B_FC_OPENER,),
+    leaks=(GRANITE_20B_FC_CLOSER,),
     readings=(Reading(JSON_CALLS),),
     frames=(
         Frame(
@@ -562,4 +566,29 @@ XLAM = ToolFormat(
         Reading(JSON_CALLS),
     ),
     frames=(Frame(JSON_CALLS, XLAM_LEAD, separator=(", ",), end=XLAM_LEAD_END, is_lead=True),),
+)
+
+
+# The markers of other families. Models write calls in JSON between these, whatever their own are.
+
+_ENDS = {
+    HERMES_OPENER: HERMES_CLOSER,
+    HERMES_TOOLS_OPENER: HERMES_TOOLS_CLOSER,
+    JSON_LIST_OPENER: JSON_LIST_CLOSER,
+    NEMOTRON_OPENER: NEMOTRON_CLOSER,
+    NEMOTRON_OPENER.lower(): NEMOTRON_CLOSER.lower(),
+    OLMO3_OPENER: OLMO3_CLOSER,
+    GRANITE_20B_FC_OPENER: GRANITE_20B_FC_CLOSER,
+    PHI4_OPENER: PHI4_CLOSER,
+    named.MISTRAL_OPENER: "[/TOOL_CALLS]",
+    # As LM Studio asks for them.
+    "[TOOL_REQUEST]": "[END_TOOL_REQUEST]",
+    SARASHINA_OPENER: "",
+    LLAMA3_JSON_OPENER: "",
+    INTERNLM2_OPENER: INTERNLM2_CLOSER,
+    "```tool_call\n": TOOL_CODE_FENCE_END,
+}
+OTHER_MARKERS = (
+    *(Reading(JSON_CALLS, openers=(opener,), end=end) for opener, end in _ENDS.items()),
+    Reading(named.TAGGED_JSON_CALLS, openers=(named.TAGGED_JSON_OPENER,)),
 )

@@ -111,7 +111,9 @@ def repaired_calls(
     quotes = _quotes(tool_format)
     # JSON that lacks its end ends before the markers.
     body = _last_markers(tool_format).sub("", raw)
-    for reading in (*tool_format.readings, *(() if has_others else _FALLBACKS)):
+    lapses = {each for each in tool_format.lapses if not raw.startswith(each.openers)}
+    own = (each for each in tool_format.readings if each not in lapses)
+    for reading in (*own, *(() if has_others else _FALLBACKS)):
         is_json = isinstance(reading.dialect, Objects | NamedJson)
         text = body if is_json else raw
         if isinstance(reading.dialect, Literals):

@@ -8,6 +8,7 @@ from typing import Self
 from backend.core.guide import ThoughtTexts
 from backend.formats.dialects import Citations
 from backend.formats.format import ReasoningFormat, ToolFormat, with_bare_calls
+from backend.formats.objects import OTHER_MARKERS
 from backend.formats.registry import TURN_STARTS
 
 # The model's name in headers that a template may leave open.
@@ -47,7 +48,7 @@ class OutputFormat:
 
     def with_bare_calls(self) -> Self:
         """Return the format in which calls may lack its markers, at the start of an answer."""
-        return replace(self, tools=with_bare_calls(self.tools))
+        return replace(self, tools=with_bare_calls(self.tools, OTHER_MARKERS))
 
     def without_drafts(self) -> Self:
         """Return the format in which every call inside a thought is real and ends the thought."""

@@ -106,7 +106,7 @@ class Router:
         # The end of a closed thought, from a draft on, and its place among the deltas.
         self._last_draft = ""
         self._draft_place = 0
-        self._may_quote = output_format.tools.is_quotable
+        self._unquotable = frozenset(() if output_format.tools.is_quotable else self._own_marks())
         self._is_to_be_owned = output_format.tools.owns_reply
         self._block: Block | None = None
         # That of the last sound block between markers.
@@ -497,7 +497,7 @@ class Router:
     def _is_in_code(self, marker: str) -> bool:
         """Tell whether a marker here is text for now, in code that is more than a wrapped call."""
         self._settle()
-        may_quote = self._may_quote or marker in self._format.reasoning.marks
+        may_quote = marker not in self._unquotable
         is_box = marker in self._format.boxes
         is_open = self._code.is_delimited if is_box else self._code.quotes(marker)
         if self._in_thought or not (may_quote and is_open):
@@ -599,7 +599,7 @@ class Router:
         if truncated or not self._code.is_fenced:
             self._deltas.append(ContentDelta(text))
             return
-        self._may_quote = False
+        self._unquotable = frozenset((*self._own_marks(), *self._format.tools.lapse_marks))
         self._rest = text
         self._route()
 
@@ -651,6 +651,11 @@ class Router:
             self._quotation.add(text)
         else:
             self._deltas.append(ReasoningDelta(text))
+
+    def _own_marks(self) -> Set[str]:
+        """Return the marks of calls that are not those of other families."""
+        others = (*self._format.reasoning.marks, *self._format.tools.lapse_marks)
+        return {*self._markers()} - {*others}
 
     def _markers(self) -> tuple[str, ...]:
         reasoning, tools, boxes = self._format.reasoning, self._format.tools, self._format.boxes

@@ -89,7 +89,7 @@ def test_an_answer_that_a_schema_rules_is_content_though_it_looks_like_a_call(na
     ("begun", "rest"),
     [
         ('{"note_add": "', 'adds a note", "clock_now": "tells the time"}'),
-        ('{\n  "note_add": [', '"adds", "a", "note"]}'),
+        ('{\n  "note_add": ["', 'adds", "a", "note"]}'),
         ('{"note_add": null, "x": "', 'a note"}'),
         ('{"name": "note_add", "why": "', 'the list is empty"}'),
         ('{"name": "note_add", "id": 3, "text": "', 'the list is empty"}'),
