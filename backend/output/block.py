@@ -44,6 +44,7 @@ _MAX_CHARS_TO_NAME = 200
 _MAX_BLOCK_CHARS = 1 << 16
 _MAX_MARKER_CHARS = 64
 _PUNCTUATION = " \n\t}])>,;`"
+_QUOTES_AND_BRACKETS = "\"'])} \n\t"
 # Characters that may stand between calls, and around them.
 _BETWEEN = " \n\t,;[]"
 _BEFORE_BODY = re.compile(rf"\A[{re.escape(_BETWEEN)}]*+(```(?:json)?[{re.escape(_BETWEEN)}]*+)?")
@@ -421,7 +422,7 @@ class RepairReader:
         # Text that follows no call is a piece of one.
         text = text if calls else text.rstrip(_PUNCTUATION)
         # A lone quote is that of a call in a string.
-        text = "" if text in {'"', "'"} else text
+        text = text if text.strip(_QUOTES_AND_BRACKETS) else ""
         return ReaderOutput(tuple(deltas), rest=text + rest)
 
     def _beside_others(self, end: int, *, is_last: bool = False) -> ReaderOutput:

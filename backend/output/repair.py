@@ -21,6 +21,7 @@ from backend.formats.dialects import (
     text_of,
 )
 from backend.formats.format import ToolFormat
+from backend.output.readers.patterns import span_end
 from backend.output.readers.reader import Names, offered_name
 from backend.output.readers.tolerant_json import (
     ODD_QUOTES,
@@ -35,22 +36,29 @@ from backend.output.readers.typed_values import (
     STRING,
     ParameterTypes,
     agreed_types,
+    describes_arguments,
     json_string,
     text_value,
 )
 from backend.output.tag_repair import TagWords, call_ends, last_name, markup_of
 
-NAME_KEYS = ("name", "tool_name", *NESTING_KEYS, "tool")
-ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_args", "tool_input")
+NAME_KEYS = ("name", "tool_name", "function_name", *NESTING_KEYS, "tool", "action")
+ARGUMENT_KEYS = (
+    *("arguments", "parameters", "args", "input", "params", "tool_args", "tool_input"),
+    "action_input",
+)
 CALL_KEYS = {*NAME_KEYS, *ARGUMENT_KEYS, "type", "id", "index", "tool_call_id"}
 _NAMED = re.compile(
-    r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"']+)["']\s*,\s*"""
-    r"""["']?(?:arguments|parameters|args)["']?\s*:\s*(?=\{)"""
+    r"""\{\s*["']?(?:tool_)?name["']?\s*:\s*["'](?P<name>[^"',]+)["']?\s*,\s*"""
+    r"""["']?(?:arguments|parameters|args)["']?\s*:?\s*(?=\{)"""
 )
 # Repairs of an object that Python would read.
 _OF_PYTHON = ("strings in", "a Python constant")
 _LAST_TAG = re.compile(r"</[^<>]*>\s*\Z")
 _CLOSERS = re.compile(r"\s*\)")
+_BETWEEN = re.compile(r"[\s,;]*")
+# An object or a list, and no marker in brackets.
+_BARE = re.compile(r"\s*+(?:\{|\[(?![A-Z_]+\]))")
 # Arguments may be an object, or that with the stars that unpack it.
 _OBJECT = re.compile(r"\s*(?:\*\*\s*)?(\{)")
 # After a call that cannot be read, another begins after a bracket, not after words or a quote.
@@ -213,7 +221,7 @@ def _calls_of(
 
 def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[RepairedCall]:
     # Without a marker, an object with other keys is an answer.
-    is_bare = raw.lstrip().startswith(("{", "["))
+    is_bare = _BARE.match(raw) is not None
     position = raw.find("{")
     while position >= 0:
         try:
@@ -227,10 +235,32 @@ def _object_calls(raw: str, names: Names, failures: Iterator[int]) -> Iterator[R
             position = raw.find("{", call.end if call else position + 1)
             continue
         call = _call_of(found, position, names, is_doubtful=is_bare)
+        end = found.end
         if call is not None:
+            call = _with_next(call, raw, names)
+            end = call.end
             yield call
         is_around = call is None and found.members.keys() == {LIST_KEY}
-        position = raw.find("{", position + 1 if is_around else found.end)
+        position = raw.find("{", position + 1 if is_around else end)
+
+
+def _with_next(call: RepairedCall, raw: str, names: Names) -> RepairedCall:
+    """Return a call that lacks its arguments with those in an object of their own after it."""
+    types = names.parameter_types(call.name)
+    begin = span_end(_BETWEEN, raw, call.end)
+    if not (call.arguments == "{}" and types.required and raw.startswith("{", begin)):
+        return call
+    try:
+        found = read_json(raw, begin, ODD_QUOTES)
+    except NotJsonError:
+        return call
+    key, *others = (*found.members, "")
+    is_wrapped = key in ARGUMENT_KEYS and key not in types.names and others == [""]
+    given = found.members[key] if is_wrapped else found.text
+    if not (given.startswith("{") and (is_wrapped or types.fit(found.members.keys()))):
+        return call
+    reasons = (*call.reasons, "arguments in another object")
+    return replace(call, arguments=given, end=found.end, reasons=reasons, is_open=found.is_open)
 
 
 def _call_of(
@@ -258,6 +288,9 @@ def _call_of(
     if is_missing and is_sound and fields.keys() <= CALL_KEYS:
         given = "{}"
     if not (name and given.startswith("{")) or (is_doubtful and not fields.keys() <= CALL_KEYS):
+        return None
+    types = names.parameter_types(name)
+    if types.names and describes_arguments(given, 0, types):
         return None
     return RepairedCall(name, given, begin, found.end, found.reasons, is_open=found.is_open)
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from backend.formats.dialects import KEYS_BESIDE, LIST_KEY, NAME_KEYS, NESTING_KEYS
 from backend.output.readers.json_scanner import SURROGATE, JsonScanner, JsonState, call_ends
 from backend.output.readers.patterns import (
+    MAX_TAG_CHARS,
     NO_MATCH,
     REFUTED,
     SPACE,
@@ -308,6 +309,9 @@ class CallKeys:
     ids: tuple[str, ...] = ()
 
 
+# The first xLAM writes a thought before its list of calls.
+_KEYS_BESIDE = (*KEYS_BESIDE, "thought")
+
 # The types, as JSON, that an object without arguments may have; with another it is a record.
 _CALL_TYPES = (
     "",
@@ -426,8 +430,9 @@ class _ObjectCall:
             if self._has_arguments:
                 raise NotACallError(position)
             self._has_arguments = True
-            return self._before_arguments if self._is_doubtful else self._in_arguments
-        if self._key not in KEYS_BESIDE:
+            has_schema = self._is_doubtful or self._calls.parameter_types(self._name).names
+            return self._before_arguments if has_schema else self._in_arguments
+        if self._key not in _KEYS_BESIDE:
             self._strangers.add(self._key)
             if self._is_doubtful and not self._is_open:
                 raise NotACallError(position)
@@ -490,6 +495,9 @@ class _ObjectCall:
     @property
     def _is_complete(self) -> bool:
         """Whether a named object is a call; without a marker it needs the required arguments."""
+        if not (self._is_doubtful or self._has_arguments or self._strangers):
+            # Models write them in an object of their own after this one.
+            return not self._calls.lacks_arguments(self._name, "{}")
         if self._has_arguments or not self._is_doubtful:
             return self._has_values or not self._strangers
         is_record = self._id or self._type.strip() not in _CALL_TYPES
@@ -552,7 +560,7 @@ class _ObjectCall:
             self._outbox.send(self._calls.open(self._name, self._id), settled)
 
     def _before_arguments(self, text: str, position: int) -> int:
-        """Begin arguments without a marker, unless they describe those of the tool."""
+        """Begin arguments, unless they describe those of the tool."""
         types = self._calls.parameter_types(self._name)
         is_schema = describes_arguments(text, position, types)
         if is_schema:
@@ -603,6 +611,7 @@ _NAME = Piece(r'"[^"\\]{1,64}+"', r'"[^"\\]{0,64}+"?')
 _LONE = sequence(spaced("{"), spaced('"name"'), spaced(":"), SPACE, _NAME, spaced("}"))
 _LONE_NAME, _BEGUN_LONE_NAME = re.compile(_LONE.whole), re.compile(_LONE.begun)
 _BRACKETS = frozenset(']}"')
+_REMARK = re.compile(r"(?://|#)[^\n<]*+\s*+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -684,12 +693,26 @@ class CallBlockReader(SteppingReader):
         if start == len(self._buffer):
             return UNDECIDED
         marker, end = self._marker_at(start)
+        if end == REFUTED and self._calls_begun and (after_it := self._after_remark(start)):
+            return after_it
         if end == REFUTED:
             # A complete call ends before the whitespace after it.
             raise NotACallError(position if self._calls_begun else start)
         if end >= 0:
             self._pass_marker(marker, end)
         return end
+
+    def _after_remark(self, position: int) -> int:
+        """Return the position after a comment that ends the block; zero if there is none."""
+        found = _REMARK.match(self._buffer, position, position + MAX_TAG_CHARS)
+        if found is None or not self._block.ends:
+            is_begun = self._block.ends and self._buffer[position:] == "/"
+            return UNDECIDED if is_begun else 0
+        if found.end() == len(self._buffer):
+            return UNDECIDED
+        ends = (after(self._buffer, found.end(), end) for end in self._block.ends)
+        last = max(ends)
+        return 0 if last == REFUTED else UNDECIDED if last == UNDECIDED else found.end()
 
     def _marker_at(self, position: int) -> tuple[str, int]:
         ends = {marker: self._after(position, marker) for marker in self._markers()}

@@ -140,6 +140,7 @@ class JsonScanner:
         # A comma and the whitespace after it, until another item follows.
         self._comma: list[str] = []
         self._late = ""
+        self._late_chars = 0
         # The digits of an escape, and of the first half of a surrogate pair.
         self._digits = self._high = ""
         self.has_value = False
@@ -263,12 +264,14 @@ class JsonScanner:
     def _hold(self, text: str) -> str:
         """Hold back the end of a string until the following text confirms it."""
         self._late += text
+        self._late_chars += len(text)
         self._pending += len(text)
         return ""
 
     def _released(self) -> str:
         late, self._late = self._late, ""
-        self._pending -= len(late)
+        self._pending -= self._late_chars
+        self._late_chars = 0
         return late
 
     def _end_string(self) -> None:
@@ -383,7 +386,7 @@ class JsonScanner:
         return piece, position
 
     def _in_scalar(self, text: str, position: int) -> tuple[str, int]:
-        """Hold back a number or a constant until it ends: then it is known to be one."""
+        """Hold back a number or a constant until it ends: an operator may follow it."""
         end = span_end(_SCALAR_RUN, text, position)
         if end > position:
             self._scalar.append(text[position:end])
@@ -395,8 +398,11 @@ class JsonScanner:
         scalar = constant or json_number(written)
         if not scalar:
             return self._fail(position)
-        self._pending = 0
         self._end_value()
+        if self._closers:
+            self._late, self._late_chars = scalar, self._pending
+            return "", position
+        self._pending = 0
         return scalar, position
 
     def _fail(self, position: int) -> tuple[str, int]:

@@ -85,10 +85,14 @@ _INNER_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _LETTERS = re.compile(r"[rRbBfFuU]{0,2}")
 _PREFIX = re.compile(r"""(?:[rR][bBfF]?|[bBfF][rR]?|[uU])(?=["'])""")
 _LITERAL = r"""[rRbBfFuU]{0,2}(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
-_CONCATENATED = re.compile(rf"\s+(?P<next>{_LITERAL})(?:\s+{_LITERAL})*\s*[,)\]}}]")
-_BEGUN_CONCATENATION = re.compile(
-    rf"""(?:\s+{_LITERAL})*(?:\s+(?:[rRbBfFuU]{{0,2}}(?:"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)*)?\\?)?)?"""
-)
+_JOIN = r"(?:\s*+\+\s*+|\s++)"
+_CONCATENATED = re.compile(rf"{_JOIN}(?P<next>{_LITERAL})(?:{_JOIN}{_LITERAL})*\s*[,)\]}}]")
+_BEGUN_LITERAL = r"""[rRbBfFuU]{0,2}(?:"(?:[^"\\\n]|\\.)*|'(?:[^'\\\n]|\\.)*)?\\?"""
+_BEGUN_CONCATENATION = re.compile(rf"(?:{_JOIN}{_LITERAL})*(?:{_JOIN}(?:{_BEGUN_LITERAL})?)?")
+_NUMBER = re.compile(r"[+-]?\.?\d")
+# An operator in an expression of numbers.
+_OPERATOR = re.compile(r"[^\S\n]*+[-+*/%]++[^\S\n]*+(?=[\d.])")
+_BEGUN_OPERATOR = re.compile(r"[^\S\n]*+[-+*/%]*+[^\S\n]*+")
 _JSON_BRACKETS = {"{": "{", "}": "}", "[": "[", "]": "]", "(": "[", ")": "]"}
 
 _Step: TypeAlias = Callable[[str, int], tuple[str, int]]
@@ -584,6 +588,10 @@ class LiteralValue:
         if part != REFUTED:
             self._bare.append(text[end:part] if part >= 0 else "")
             return "", part if part >= 0 or end == position else end
+        operator = self._operator_end(text, end)
+        if operator != REFUTED:
+            self._bare.append(text[end:operator] if operator >= 0 else "")
+            return "", operator if operator >= 0 or end == position else end
         follows = self._bare_text_ends_at(text, end)
         if follows < 0:
             self._bare.append(text[end] if follows == REFUTED else "")
@@ -659,6 +667,16 @@ class LiteralValue:
     def _lost_inner_call(self, position: int) -> tuple[str, int]:
         self._inner_closers.clear()
         raise NotACallError(position)
+
+    def _operator_end(self, text: str, position: int) -> int:
+        """Match an operator after a number; an expression is text."""
+        if self._is_key or self._syntax.has_bare_text:
+            return REFUTED
+        if _BEGUN_OPERATOR.fullmatch(text, position):
+            return UNDECIDED
+        found = _OPERATOR.match(text, position)
+        is_number = found and _NUMBER.match("".join(self._bare))
+        return found.end() if found and is_number else REFUTED
 
     def _bare_text_ends_at(self, text: str, position: int) -> int:
         """Match text that may follow a text without quotes, which may have commas and brackets."""

@@ -35,6 +35,7 @@ SYNTAX = frozenset(
     {
         *("name", "tool_name", "function", "functions", "call", "tool", "tool_call", "invoke"),
         *("type", "id", "index", "tool_call_id", "json", "recipient_name", "tool_calls"),
+        *("function_name", "action"),
     }
 )
 USUAL_NAMESPACES = ("functions", "tools", "default_api")

@@ -45,18 +45,23 @@ _ASSIGN = re.compile(r"\s*(?:=>|:|=)\s*")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _NOT_IN_JSON = frozenset(("NaN", "Infinity", "-Infinity", "undefined"))
 _OPENERS = {"{": "}", "[": "]", "(": ")"}
-# Python's long one, one that is escaped where no string is open, and JavaScript's.
-ODD_QUOTES = ('"""', '\\"', '"', "'", "`")
+# Python's long one, one that is escaped where no string is open, JavaScript's and typographic ones.
+ODD_QUOTES = ('"""', '\\"', '"', "'", "`", "\u201c", "\u201d")
+_QUOTE_ENDS = {"\u201c": "\u201d"}
 # Escapes of Python, in single quotes, that JSON lacks.
 _PYTHON_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U00(0[0-9a-fA-F]{5}|10[0-9a-fA-F]{4})|.)")
 _ODD_IN_QUOTES = re.compile(r"""\\.|"|\\\Z""", re.DOTALL)
 # Text that may follow a string, besides the closing bracket of the value around it.
 _NEXT_KEY = re.compile(
-    r"""\\?["'][^"'\n]{0,200}["']\s*[:=]|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]"""
+    r"""\\?["'\u201c\u201d][^"'\u201c\u201d\n]{0,200}["'\u201d]\s*[:=]"""
+    r"""|["']{0,2}[\w$-]{1,200}["']{0,2}\s*[:=]"""
 )
-_NEXT_ITEM = re.compile(r"""["'\[{(\d-]|\w+\s*[,\])}]""")
+_NEXT_ITEM = re.compile(r"""["'\u201c\u201d\[{(\d-]|\w+\s*[,\])}]""")
 _REST_OF_KEY = re.compile(r"""["'][^"'\n]{1,200}["']\s*:""")
 _CLOSING = ")]}"
+_CLOSINGS = re.compile(r"[\s)\]}]*")
+# An object in a string, whose quotes are not escaped.
+_INNER_OBJECT = re.compile(r"""\s*\{\s*["'][^"'\n]{1,200}["']\s*:""")
 _SPACE_OR_CLOSING = " \t\n\r)]}"
 _MAX_DEPTH = 64
 
@@ -148,8 +153,16 @@ def read_members(text: str, position: int, quotes: tuple[str, ...], closer: str 
 class _Reader:
     """Reads one value; `end` is the position after the latest part read."""
 
-    def __init__(self, text: str, quotes: tuple[str, ...], *, is_json: bool = True) -> None:
+    def __init__(
+        self,
+        text: str,
+        quotes: tuple[str, ...],
+        *,
+        is_json: bool = True,
+        may_nest: bool = True,
+    ) -> None:
         self._text = text
+        self._may_nest = may_nest
         self._is_json = is_json
         self._quotes = quotes
         self._closers: list[str] = []
@@ -299,23 +312,52 @@ class _Reader:
     def _string(self, position: int, quote: str, *, is_key: bool = False) -> str:
         """Read a string: a quote ends it only if the text after it can follow a string."""
         begin = position + len(quote)
-        end = self._text.find(quote, begin)
-        while end >= 0 and not self._may_end(begin, end, quote, is_key=is_key):
-            is_plain = not (is_key or self._is_escaped(begin, end, quote))
-            if is_plain and _REST_OF_KEY.match(self._text, end):
-                # Either the quote before it is missing, or the text is JSON without escapes.
-                raise NotJsonError
-            end = self._text.find(quote, end + 1)
+        closing = _QUOTE_ENDS.get(quote, quote)
+        end = self._inner_end(begin, quote)
+        end = end if end >= 0 else self._end_of(begin, closing, is_key=is_key)
         if end < 0:
-            end = self.end = self._unquoted_end(begin, quote)
+            end = self.end = self._unquoted_end(begin, closing)
         else:
-            self.end = end + len(quote)
+            self.end = end + len(closing)
         if quote != '"':
             self.reasons.append(f"strings in {quote}")
         raw = self._text[begin:end]
         if quote.startswith("<"):
             return json_string(raw)
         return self._as_json(_PYTHON_ESCAPE.sub(_unescaped_in_python, raw) if "'" in quote else raw)
+
+    def _inner_end(self, begin: int, quote: str) -> int:
+        """Return the end of a string that is an object with plain quotes, or -1."""
+        if not (self._may_nest and _INNER_OBJECT.match(self._text, begin)):
+            return -1
+        # Each failure may have read to the end of the text.
+        self._may_nest = False
+        reader = _Reader(self._text, self._quotes, may_nest=False)
+        try:
+            reader.value(span_end(_SPACE, self._text, begin), 0)
+        except NotJsonError:
+            return -1
+        end = span_end(_SPACE, self._text, reader.end)
+        is_end = not reader.result("").is_open and self._text.startswith(quote, end)
+        self._may_nest = is_end and self._may_end(begin, end, quote, is_key=False)
+        return end if self._may_nest else -1
+
+    def _end_of(self, begin: int, quote: str, *, is_key: bool) -> int:
+        """Return the place of the quote that ends a string, or a negative number."""
+        end, doubtful = self._text.find(quote, begin), -1
+        while end >= 0 and not self._may_end(begin, end, quote, is_key=is_key):
+            is_plain = not (is_key or self._is_escaped(begin, end, quote))
+            if is_plain and _REST_OF_KEY.match(self._text, end):
+                # Either the quote before it is missing, or the text is JSON without escapes.
+                raise NotJsonError
+            if is_plain and doubtful < 0 and self._is_before_bracket(end + len(quote)):
+                doubtful = end
+            end = self._text.find(quote, end + 1)
+        return end if end >= 0 else doubtful
+
+    def _is_before_bracket(self, position: int) -> bool:
+        follows = span_end(_REMARKS, self._text, position)
+        return self._text[follows : follows + 1] in (*_CLOSING,)
 
     def _is_escaped(self, begin: int, end: int, quote: str) -> bool:
         slashes = end
@@ -336,8 +378,10 @@ class _Reader:
     def _may_follow(self, position: int) -> bool:
         """Tell whether a text can follow a value: a bracket, or the next member."""
         char = self._text[position]
-        if not self._closers or char in _CLOSING:
+        if not self._closers:
             return True
+        if char in _CLOSING:
+            return self._may_close(position)
         is_member = self._closers[-1] != "]"
         if char in ",;":
             begin = span_end(_GAP, self._text, position)
@@ -346,6 +390,23 @@ class _Reader:
             return is_last or follows.match(self._text, begin) is not None
         # A comma is missing.
         return is_member and char in self._quotes and bool(_NEXT_KEY.match(self._text, position))
+
+    def _may_close(self, position: int) -> bool:
+        """Tell whether brackets after a quote are those around its string, not those of code."""
+        end = span_end(_CLOSINGS, self._text, position)
+        follows = span_end(_REMARKS, self._text, end)
+        char = self._text[follows : follows + 1]
+        if not (char and self._is_json) or char in "<{[":
+            return True
+        if char in ",;":
+            begin = span_end(_GAP, self._text, follows)
+            nexts = (_NEXT_KEY, _NEXT_ITEM)
+            return begin >= len(self._text) or any(each.match(self._text, begin) for each in nexts)
+        brackets = self._text[position:end]
+        if ")" in brackets and ")" not in self._closers:
+            return False
+        is_whole = sum(map(brackets.count, _CLOSING)) >= len(self._closers)
+        return is_whole or _NEXT_KEY.match(self._text, follows) is not None
 
     def _unquoted_end(self, begin: int, quote: str) -> int:
         """Return the end of a string without its last quote: before brackets that it did not open.
@@ -458,7 +519,9 @@ def _of_python(text: str) -> str:
     return "" if found.is_open or found.end < len(text) else found.text
 
 
-_WRAPPERS = frozenset(("arguments", "input", "parameters", "args", "params", "kwargs"))
+_WRAPPERS = frozenset(
+    ("arguments", "input", "parameters", "args", "params", "kwargs", "properties")
+)
 _FIRST_KEY = re.compile(r'\{\s*"([^"\\]*)"\s*:\s*')
 _BEGUN_KEY = re.compile(r'\{\s*(?:"[^"\\]{0,64}(?:"\s*)?)?')
 

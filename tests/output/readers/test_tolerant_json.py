@@ -36,6 +36,9 @@ CASES = {
     "{'a': 'it\\'s', 'b': None}": {"a": "it's", "b": None},
     '{"a": "http://x.org/#y", "b": "/* no */"}': {"a": "http://x.org/#y", "b": "/* no */"},
     '{,"a": 1,, "b": [1,,2,],}': {"a": 1, "b": [1, 2]},
+    '{"a": "{"b": "c"}", "d": 1}': {"a": '{"b": "c"}', "d": 1},
+    '{"a": "f("x")\nf("y")\n"}': {"a": 'f("x")\nf("y")\n'},
+    '{"a": 1/3, "b": [2 * 3]}': {"a": "1/3", "b": ["2 * 3"]},
 }
 
 
@@ -61,7 +64,7 @@ def test_it_begins_with_what_was_sent(text):
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": "x', '{"a": "f() {}', '{"a": "x, "b": 1}', '{"a" 1}', '{"a": "{"b": 1}"}', "{a}"],
+    ['{"a": "x', '{"a": "f() {}', '{"a": "x, "b": 1}', '{"a" 1}', '{"a": "{"b": 1} x"}', "{a}"],
 )
 def test_what_could_be_two_things_is_neither(text):
     with pytest.raises(NotJsonError):
