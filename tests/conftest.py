@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from filelock import FileLock
 from hypothesis import HealthCheck, Phase, settings
 from nursery import Nursery, forked_engines
@@ -97,6 +98,16 @@ def pytest_configure() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without looking for garbage: nearly all that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the tests themselves and mlx-lm out of the garbage collection at each load."""
     if any(item.get_closest_marker("mlx") for item in session.items):
@@ -105,6 +116,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         importlib.import_module("backend.cpu.install").install()
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Have a worker send the reports that are shown, and none of a setup or teardown that passed.
+
+    To send and take the five messages about a test costs as much as two thirds of a short test.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or item.config.option.durations is not None:
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 # A run of so many tests has an engine in every worker, sooner or later.
