@@ -3,7 +3,6 @@ import shlex
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 
 from backend.cli.app import main
@@ -63,26 +62,25 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed(site["nav"])) == pages
 
 
-def shell_lines(page):
-    """Return the commands of a page's code blocks, and those between backticks in its text."""
-    text = page.read_text(encoding="utf-8")
-    blocks = "".join(FENCE.findall(text)).replace("\\\n", " ")
-    quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
-    return [line.split(" #")[0].strip() for line in [*blocks.splitlines(), *quoted]]
+def shell_lines():
+    """Yield the commands of the pages' code blocks, and those between backticks in their text."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        blocks = "".join(FENCE.findall(text)).replace("\\\n", " ")
+        quoted = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        yield from (line.split(" #")[0].strip() for line in [*blocks.splitlines(), *quoted])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_make_exist(page):
+def test_commands_of_make_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    lines = [line for line in shell_lines(page) if re.match(r"make( [a-z-]+)?( |$)", line)]
+    lines = [line for line in shell_lines() if re.match(r"make( [a-z-]+)?( |$)", line)]
     named = {word for line in lines for word in line.split()[1:2] if word.islower()}
     assert named <= targets
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_of_ours_take_the_options_they_are_shown_with(page):
-    for line in shell_lines(page):
+def test_commands_of_ours_take_the_options_they_are_shown_with():
+    for line in shell_lines():
         if not (match := COMMAND.match(line)) or "|" in line:
             continue
         name, *arguments = shlex.split(match[1])
@@ -99,10 +97,9 @@ def test_commands_of_ours_take_the_options_they_are_shown_with(page):
         assert used <= known, line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_extras_that_pages_name_exist(page):
+def test_extras_that_pages_name_exist():
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    text = page.read_text(encoding="utf-8")
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = re.findall(r"(?:mlx-grpc-backend|\.whl)\[([a-z0-9,]+)\]", text)
     assert {extra for each in named for extra in each.split(",")} <= set(extras)

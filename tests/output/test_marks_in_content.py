@@ -160,18 +160,18 @@ FRAMED = {
 }
 
 
+ANSWERS = [
+    *("**b**", '"q"', "`c`", "```py\nx = 1\n```", "a 🎉", "as follows:", "x, y,", "“q”", "5 %"),
+    *("$x$", "a -", "Hi.", "1", "_i_", "| a |", "- *x*", "{}"),
+]
+
+
 @pytest.mark.parametrize("name", FRAMED)
-@pytest.mark.parametrize(
-    "answer",
-    [
-        *("**b**", '"q"', "`c`", "```py\nx = 1\n```", "a 🎉", "as follows:", "x, y,", "“q”", "5 %"),
-        *("$x$", "a -", "Hi.", "1", "_i_", "| a |", "- *x*", "{}"),
-    ],
-)
-def test_the_end_of_an_answer_is_not_shown_whatever_the_answer_ends_with(name, answer):
+def test_the_end_of_an_answer_is_not_shown_whatever_the_answer_ends_with(name):
     reasoning, frame = FRAMED[name]
-    reply = played(name, reasoning, frame.format(answer))
-    assert reply.content.rstrip("\n") == answer
+    for answer in ANSWERS:
+        reply = played(name, reasoning, frame.format(answer))
+        assert reply.content.rstrip("\n") == answer
 
 
 @pytest.mark.parametrize(
@@ -214,17 +214,17 @@ def test_a_mark_before_a_call_is_not_shown():
     assert played("cohere", "cohere_think", text).content == text
 
 
-@pytest.mark.parametrize("lead", ["", "Ok.\n", "Ok: "])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_of_another_tool_is_shown_with_its_opener(name, lead):
+def test_a_call_of_another_tool_is_shown_with_its_opener(name):
     family = FORMATS[name]
     tools = golden.tool_format(family.parser or name)
-    text = lead + family.one.replace("note_add", "rm_all")
-    reply = played(tools.name, "none", text)
-    assert not reply.tool_calls
-    # A last marker alone on its line is dropped.
-    ends = ("", tools.closer)
-    assert tools.owns_reply or reply.content in [text.removesuffix(end) for end in ends]
+    for lead in ("", "Ok.\n", "Ok: "):
+        text = lead + family.one.replace("note_add", "rm_all")
+        reply = played(tools.name, "none", text)
+        assert not reply.tool_calls, text
+        # A last marker alone on its line is dropped.
+        ends = ("", tools.closer)
+        assert tools.owns_reply or reply.content in [text.removesuffix(end) for end in ends]
 
 
 QUOTABLE = [

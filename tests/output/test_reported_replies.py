@@ -28,13 +28,13 @@ def pieces(text, seed):
     return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("line", LINES, ids=lambda line: json.loads(line)["id"])
-def test_a_reported_reply_has_its_right_value(line, seed):
+def test_a_reported_reply_has_its_right_value(line):
     recording, expected = replay.read_recording(line), json.loads(line)["expected"]
     whole = "".join(recording.chunks)
-    reply = golden.play(recording.spec, pieces(whole, seed), recording.stop)
-    calls = [[call.name, arguments(call.arguments)] for call in reply.tool_calls]
-    found = {"content": reply.content, "reasoning": reply.reasoning, "calls": calls}
-    found["finish"] = reply.finish.reason.value
-    assert {name: found[name] for name in expected} == expected
+    for seed in range(5):
+        reply = golden.play(recording.spec, pieces(whole, seed), recording.stop)
+        calls = [[call.name, arguments(call.arguments)] for call in reply.tool_calls]
+        found = {"content": reply.content, "reasoning": reply.reasoning, "calls": calls}
+        found["finish"] = reply.finish.reason.value
+        assert {name: found[name] for name in expected} == expected, f"cut by seed {seed}"

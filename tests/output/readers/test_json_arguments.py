@@ -37,20 +37,18 @@ def outcomes(name, text):
         yield found.content, calls, found.finish.reason
 
 
-@pytest.mark.parametrize("written", NOTHING)
 @pytest.mark.parametrize("name", IN_JSON)
-def test_a_call_of_a_tool_without_arguments_needs_no_empty_object(name, written):
-    text = FORMATS[name].none.replace("{}", written)
-    for found in outcomes(name, text):
-        assert found == ("", [("clock_now", {})], FinishReason.TOOL_CALLS), text
+def test_a_call_of_a_tool_without_arguments_needs_no_empty_object(name):
+    for text in (FORMATS[name].none.replace("{}", written) for written in NOTHING):
+        for found in outcomes(name, text):
+            assert found == ("", [("clock_now", {})], FinishReason.TOOL_CALLS), text
 
 
-@pytest.mark.parametrize("written", SOMETHING)
 @pytest.mark.parametrize("name", IN_JSON)
-def test_an_object_may_be_in_a_list_or_a_string_even_a_python_one(name, written):
-    text = FORMATS[name].one.replace(WRITTEN, written)
-    for found in outcomes(name, text):
-        assert found == ("", [("note_add", MILK)], FinishReason.TOOL_CALLS), text
+def test_an_object_may_be_in_a_list_or_a_string_even_a_python_one(name):
+    for text in (FORMATS[name].one.replace(WRITTEN, written) for written in SOMETHING):
+        for found in outcomes(name, text):
+            assert found == ("", [("note_add", MILK)], FinishReason.TOOL_CALLS), text
 
 
 @pytest.mark.parametrize("fence", ["```json\n{}\n```", "```\n{}```"])
