@@ -69,13 +69,6 @@ PREDICTIONS = [
 ]
 
 
-@pytest.fixture
-def backend(tiny_models, tmp_path):
-    with real_backend(tmp_path / "log", ENVIRONMENT) as running:
-        running.load(tiny_models("llama"))
-        yield running
-
-
 def send(backend: RealBackend, method, request):
     """Make a call that may fail."""
     with contextlib.suppress(grpc.RpcError):
@@ -84,24 +77,20 @@ def send(backend: RealBackend, method, request):
             list(replies)
 
 
-def test_no_call_leaves_what_it_says_in_the_log(backend):
-    for request in PREDICTIONS:
-        for method in ("Predict", "PredictStream", "TokenizeString"):
-            send(backend, method, request)
-    send(backend, "Embedding", pb.PredictOptions(Embeddings=MARK))
-    send(backend, "Score", pb.ScoreRequest(prompt=MARK, candidates=[MARK, MARK * 9999]))
-    send(backend, "Rerank", pb.RerankRequest(query=MARK, documents=[MARK]))
-    backend.stub.Predict(raw(CorrelationId="the-last"), timeout=TIMEOUT_S)
-    backend.process.stop()
-    assert "request id=the-last" in backend.log_text
-    told = [line for line in backend.log_text.splitlines() if MARK in line]
-    assert not told
-
-
-def test_debug_asks_for_the_prompt_of_its_own_request(backend):
-    backend.stub.Predict(raw(CorrelationId="quiet", Prompt="do not tell"), timeout=TIMEOUT_S)
-    backend.stub.Predict(raw(CorrelationId="loud", Debug=True), timeout=TIMEOUT_S)
-    backend.process.stop()
-    (line,) = [line for line in backend.log_text.splitlines() if MARK in line]
-    assert "request id=loud" in line
-    assert "do not tell" not in backend.log_text
+def test_no_call_leaves_what_it_says_in_the_log_unless_it_asks_for_its_own_prompt_there(
+    tiny_models, tmp_path
+):
+    with real_backend(tmp_path / "log", ENVIRONMENT) as backend:
+        backend.load(tiny_models("llama"))
+        for request in PREDICTIONS:
+            for method in ("Predict", "PredictStream", "TokenizeString"):
+                send(backend, method, request)
+        send(backend, "Embedding", pb.PredictOptions(Embeddings=MARK))
+        send(backend, "Score", pb.ScoreRequest(prompt=MARK, candidates=[MARK, MARK * 9999]))
+        send(backend, "Rerank", pb.RerankRequest(query=MARK, documents=[MARK]))
+        backend.stub.Predict(raw(CorrelationId="loud", Debug=True), timeout=TIMEOUT_S)
+        backend.stub.Predict(raw(CorrelationId="the-last"), timeout=TIMEOUT_S)
+        backend.process.stop()
+        assert "request id=the-last" in backend.log_text
+        (line,) = [line for line in backend.log_text.splitlines() if MARK in line]
+        assert "request id=loud" in line

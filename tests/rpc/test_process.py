@@ -139,7 +139,6 @@ def test_of_few_descriptors_connections_take_a_half_and_models_load_and_answer(s
     "arguments",
     [
         ["--addr", "127.0.0.1:{port}"],
-        ["--addr=127.0.0.1:{port}"],
         ["--debug", "extra", "--addr", "0.0.0.0:{port}"],
     ],
 )
@@ -272,6 +271,7 @@ def test_it_starts_by_its_basename(start):
     backend = start("--addr=127.0.0.1:{port}", command=("/bin/sh", "run.sh"), directory=ROOT)
     assert backend.health() == b"OK"
     assert backend.stop() == 0
+    assert backend.lines()[-1].endswith("stopped")
 
 
 def test_packages_in_the_working_directory_are_not_ours(start, tmp_path):
@@ -367,18 +367,13 @@ def test_port_0_takes_a_free_one_and_logs_it():
         process.terminate()
 
 
-def test_the_dashboard_is_served_on_loopback(start):
-    backend = start("--addr=127.0.0.1:{port}", "--dashboard", "0")
+def test_the_dashboard_is_served_on_loopback_and_metrics_on_an_address_of_their_own(start):
+    options = ("--dashboard", "0", "--metrics-addr", "127.0.0.1:0")
+    backend = start("--addr=127.0.0.1:{port}", *options)
     assert backend.health() == b"OK"
     port = backend.announced(DASHBOARD)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/inspect") as reply:
         assert b'"state": "UNINITIALIZED"' in reply.read()
-    assert backend.stop() == 0
-
-
-def test_metrics_are_served_on_an_address_of_their_own(start):
-    backend = start("--addr=127.0.0.1:{port}", "--metrics-addr", "127.0.0.1:0")
-    assert backend.health() == b"OK"
     port = backend.announced(METRICS)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         assert b'mlx_backend_state{state="uninitialized"} 1.0' in reply.read()
