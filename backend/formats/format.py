@@ -341,8 +341,9 @@ class ToolFormat(_Format):
 
         So are those that contain such a token. The texts of lapses are no tokens.
         """
-        marks = (*self.openers, *self.closers)
-        return _strays(tuple(mark for mark in marks if mark not in self.lapse_marks), self.tokens)
+        lapses = frozenset(self.lapse_marks)
+        marks = (mark for mark in (*self.openers, *self.closers) if mark not in lapses)
+        return _strays(tuple(marks), self.tokens)
 
     @property
     def own_marks(self) -> tuple[str, ...]:
