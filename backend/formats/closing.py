@@ -287,7 +287,7 @@ def _without_mark(tag: str) -> tuple[str, ...]:
 
 def _damaged(tag: str) -> tuple[str, ...]:
     """Return an end that lacks its bracket before a line break, if it is a word."""
-    found = re.fullmatch(r"(</[\w:]+)>", tag)
+    found = re.fullmatch(r"(</\w+)>", tag)
     return (f"{found[1]}\n",) if found else ()
 
 

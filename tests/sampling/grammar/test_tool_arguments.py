@@ -153,12 +153,12 @@ CASES = {
         "qwen3_coder_xml",
         STRING,
         [
-            *("", "milk", "null", "12", '"quoted"', "a\n\n</b> <parameter\n", "\n", "</parameter"),
+            *("", "milk", "null", "12", '"quoted"', "a\n\n</b> <parameter\n", "\n"),
             *("</function>", "</tool_call>", "</parameter> x", "x\n</parameter>\ny"),
         ],
         [
             *("</parameter>", "x\n</parameter>\n<parameter=b>\nx", "x</parameter></tool_call>"),
-            *("x\n<parameter=b>\n", "</function>\n</tool_call>"),
+            *("x\n<parameter=b>\n", "</function>\n</tool_call>", "</parameter"),
         ],
     ),
     "raw string of a length": (
